@@ -1,0 +1,289 @@
+"""Weak (SimAugment) and strong (RandAugment) augmentation of whole batches (torch only: copy this file alone).
+
+Images are uint8 or floats in [0, 1], square [B, ch, H, H], of three channels or one; views are floats in [0, 1].
+Every sample gets random parameters of its own (`..._parameters`), and with these given every operation equals
+torchvision's per-image one. All runs on the device of the images, and nothing is read back from it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+# ------------------------------------------------------------------ weak augmentation (SimAugment)
+
+
+def weak(
+    images: Tensor,
+    generator: Generator | None = None,
+    *,
+    crop: float = 0.2,
+    flip: float = 0.5,
+    jitter: float = 0.8,
+    grey: float = 0.2,
+) -> Tensor:
+    """Random resized crop of at least `crop` of the area, flip, colour jitter, grey scale; the rest are their
+    probabilities. One channel has neither hue, saturation nor anything to turn grey."""
+    n, device = len(images), images.device
+    x = resized_crop(images, *crop_parameters(n, images.shape[-1], crop, flip, generator, device))
+    order, factors = jitter_parameters(n, jitter, generator, device, colour=x.shape[1] == 3)
+    for name in order:
+        x = JITTER[name][0](x, factors[name])
+    if x.shape[1] == 3:
+        chosen = torch.rand(n, 1, 1, 1, generator=generator, device=device) < grey
+        x = torch.where(chosen, to_grey(x), x)
+    return x
+
+
+def crop_parameters(
+    n: int, size: int, smallest: float, flip: float, generator: Generator | None, device: torch.device
+) -> tuple[Tensor, ...]:
+    """torchvision's RandomResizedCrop for square images: (top, left, height, width, flipped), each [n]."""
+    u = torch.rand(n, 23, generator=generator, device=device)
+    area = size * size * (smallest + u[:, :10] * (1 - smallest))  # ten tries, [n, 10]
+    ratio = (math.log(3 / 4) + u[:, 10:20] * (math.log(4 / 3) - math.log(3 / 4))).exp()
+    width, height = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
+    fits = (width >= 1) & (width <= size) & (height >= 1) & (height <= size)
+    first = fits.int().argmax(1, keepdim=True)
+    found = fits.gather(1, first)[:, 0]  # else the whole image
+    width = torch.where(found, width.gather(1, first)[:, 0], float(size))
+    height = torch.where(found, height.gather(1, first)[:, 0], float(size))
+    top = (u[:, 20] * (size - height + 1)).floor()
+    left = (u[:, 21] * (size - width + 1)).floor()
+    return top, left, height, width, u[:, 22] < flip
+
+
+def resized_crop(
+    images: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor, flipped: Tensor
+) -> Tensor:
+    """Bilinear, to the same size, flipped where wanted. Interpolation is linear in rows and columns, so each
+    sample is one matrix product a side: out = R x C^T with R, C the hat functions of the source positions."""
+    b, ch, size, _ = images.shape
+    pixel = torch.arange(size, device=images.device)
+
+    def hats(start: Tensor, length: Tensor, reverse: Tensor | None = None) -> Tensor:
+        at = (pixel + 0.5) * (length[:, None] / size) - 0.5  # [b, size], within the crop
+        at = start[:, None] + at.clamp_min(0).minimum(length[:, None] - 1)
+        if reverse is not None:
+            at = torch.where(reverse[:, None], at.flip(1), at)
+        return (1 - (at[:, :, None] - pixel).abs()).clamp_min_(0)  # [b, size out, size in]
+
+    x = images.float() if images.is_floating_point() else images.float().div_(255)
+    x = x.reshape(b, ch * size, size) @ hats(left, width, flipped).mT  # columns
+    x = x.view(b, ch, size, size).transpose(1, 2).reshape(b, size, ch * size)
+    return (hats(top, height) @ x).view(b, size, ch, size).transpose(1, 2)  # rows
+
+
+def to_grey(x: Tensor) -> Tensor:
+    """ITU-R 601 luma, [B, 1, H, W]."""
+    return x[:, :1] if x.shape[1] == 1 else 0.2989 * x[:, 0:1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:3]
+
+
+def blend(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    """factor x + (1 - factor) other in [0, 1]; factor [B]."""
+    return torch.lerp(other, x, factor.view(-1, 1, 1, 1)).clamp_(0, 1)
+
+
+def brightness(x: Tensor, factor: Tensor) -> Tensor:
+    return (x * factor.view(-1, 1, 1, 1)).clamp_(0, 1)
+
+
+def contrast(x: Tensor, factor: Tensor) -> Tensor:
+    return blend(x, to_grey(x.mean((2, 3), keepdim=True)), factor)
+
+
+def saturation(x: Tensor, factor: Tensor) -> Tensor:
+    return blend(x, to_grey(x), factor) if x.shape[1] == 3 else x
+
+
+def hue(x: Tensor, shift: Tensor) -> Tensor:
+    """Turns the hue by `shift` [B] of a full circle. With v the largest channel, c its distance to the smallest
+    and h the hue in sixths, channel n in (5, 3, 1) of the HSV hexagon is v - c clamp(min(k, 4 - k), 0, 1),
+    k = (n + h) mod 6."""
+    v, low = x.amax(1), x.amin(1)  # [B, H, W]
+    c = v - low
+    r, g, b = x.unbind(1)
+    scale = torch.where(c > 0, c, 1.0).reciprocal_()
+    h = torch.where(v == r, (g - b) * scale, torch.where(v == g, 2 + (b - r) * scale, 4 + (r - g) * scale))
+    h = h + 6 * shift.view(-1, 1, 1)
+    out = torch.empty_like(x)
+    for channel, n in enumerate((5, 3, 1)):
+        k = (h + n).remainder_(6)
+        out[:, channel] = v - c * torch.minimum(k, 4 - k).clamp_(0, 1)
+    return out
+
+
+JITTER = {  # ColorJitter(0.4, 0.4, 0.4, 0.1): the operation and the range of its factor
+    "brightness": (brightness, 0.6, 1.4),
+    "contrast": (contrast, 0.6, 1.4),
+    "saturation": (saturation, 0.6, 1.4),
+    "hue": (hue, -0.1, 0.1),
+}
+
+
+def jitter_parameters(
+    n: int, probability: float, generator: Generator | None, device: torch.device, colour: bool
+) -> tuple[list[str], dict[str, Tensor]]:
+    """The order of the operations, one a batch (drawn on the host), and a factor a sample; where a sample is
+    spared, factors that change nothing."""
+    names = list(JITTER) if colour else ["brightness", "contrast"]
+    u = torch.rand(len(names) + 1, n, generator=generator, device=device)
+    spared = u[-1] >= probability
+    factors = {}
+    for name, draw in zip(names, u, strict=False):
+        low, high = JITTER[name][1:]
+        factors[name] = torch.where(spared, (low + high) / 2, low + draw * (high - low))
+    return [names[i] for i in _host_order(len(names), generator)], factors
+
+
+def _host_order(n: int, generator: Generator | None) -> list[int]:
+    """A random order known to the host: from the given generator on a CPU, else from torch's own CPU one."""
+    on_cpu = generator if generator is not None and generator.device.type == "cpu" else None
+    return torch.randperm(n, generator=on_cpu, device="cpu").tolist()
+
+
+# ------------------------------------------------------------------ strong augmentation (RandAugment and cutout)
+
+RANGES = {  # the 14 operations of the release and the range of their value; the order groups what shares work
+    "identity": (0, 0),
+    "autocontrast": (0, 0),
+    "equalize": (0, 0),
+    "posterize": (4, 8),  # bits kept, rounded down
+    "solarize": (0, 256),  # pixels at or above are inverted
+    "brightness": (0.05, 0.95),
+    "saturation": (0.05, 0.95),
+    "contrast": (0.05, 0.95),
+    "sharpness": (0.05, 0.95),
+    "rotate": (-30, 30),  # degrees
+    "shear_x": (-0.3, 0.3),
+    "shear_y": (-0.3, 0.3),
+    "translate_x": (-0.3, 0.3),  # of the size
+    "translate_y": (-0.3, 0.3),
+}
+
+
+def strong(images: Tensor, generator: Generator | None = None, *, crop: float = 0.2, flip: float = 0.5) -> Tensor:
+    """Random resized crop, flip, three operations of RandAugment, cutout."""
+    n, size, device = len(images), images.shape[-1], images.device
+    x = resized_crop(images, *crop_parameters(n, size, crop, flip, generator, device))
+    for _ in range(3):
+        x = randaugment(x, generator)
+    return cutout(x, *cutout_parameters(n, size, generator, device))
+
+
+def randaugment(x: Tensor, generator: Generator | None = None) -> Tensor:
+    """One of the 14 operations for every sample, each as probable, with a value of its own.
+
+    The batch, filled up to 14 equal shares, is shuffled and each operation gets one share: whatever the batch,
+    no operation's share depends on the draw, so shapes are fixed, each runs once, and the host knows all sizes.
+    """
+    n, device = len(x), x.device
+    share = -(-n // len(RANGES))
+    slot = torch.rand(share * len(RANGES), generator=generator, device=device).argsort()  # sample i's place
+    sample = torch.empty_like(slot).scatter_(0, slot, torch.arange(len(slot), device=device))
+    u = torch.rand(len(RANGES), share, generator=generator, device=device)
+    low, high = (torch.tensor(end, device=device).view(-1, 1) for end in zip(*RANGES.values(), strict=True))
+    value = dict(zip(RANGES, low + u * (high - low), strict=True))
+    shares = dict(zip(RANGES, x[sample.clamp_max(n - 1)].split(share), strict=True))
+    return torch.cat([shares["identity"], *apply_operations(shares, value)])[slot[:n]]
+
+
+def apply_operations(shares: dict[str, Tensor], value: dict[str, Tensor]) -> list[Tensor]:
+    """The 13 operations but identity, each on its own share with its own values, in the order of RANGES."""
+    geometric = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
+    moved = affine(
+        torch.cat([shares[name] for name in geometric]),
+        torch.cat([affine_matrix(name, value[name]) for name in geometric]),
+    )
+    single = {
+        "autocontrast": lambda x, v: autocontrast(x),
+        "equalize": lambda x, v: equalize(x),
+        "posterize": posterize,
+        "solarize": lambda x, v: solarize(x, v / 255),
+        "brightness": brightness,
+        "saturation": saturation,
+        "contrast": contrast,
+        "sharpness": sharpness,
+    }
+    return [operation(shares[name], value[name]) for name, operation in single.items()] + [moved]
+
+
+def autocontrast(x: Tensor) -> Tensor:
+    """Every channel stretched to [0, 1]; a constant one stays."""
+    low, high = x.amin((2, 3), keepdim=True), x.amax((2, 3), keepdim=True)
+    flat = high <= low
+    scale = torch.where(flat, 1.0, high - low).reciprocal()
+    return ((x - torch.where(flat, 0.0, low)) * scale).clamp_(0, 1)
+
+
+def equalize(x: Tensor) -> Tensor:
+    """Every channel's histogram of 256 levels made flat, as PIL and torchvision do it."""
+    b, ch, h, w = x.shape
+    level = (x * 255).round().long().reshape(b * ch, h * w)
+    histogram = torch.zeros(b * ch, 256, dtype=torch.long, device=x.device)
+    histogram.scatter_add_(1, level, torch.ones_like(level))
+    last = histogram.gather(1, level.amax(1, keepdim=True))  # pixels of the highest level
+    step = (h * w - last) // 255  # [b ch, 1]
+    table = (histogram.cumsum(1) - histogram + step // 2) // step.clamp_min(1)  # counts below each level
+    out = torch.where(step > 0, table.clamp_max(255).gather(1, level), level)
+    return (out / 255).view(b, ch, h, w)
+
+
+def posterize(x: Tensor, bits: Tensor) -> Tensor:
+    """The upper `bits` (rounded down) of 8 kept."""
+    step = (8 - bits.floor()).exp2().view(-1, 1, 1, 1)
+    return ((x * 255).round() / step).floor() * (step / 255)
+
+
+def solarize(x: Tensor, threshold: Tensor) -> Tensor:
+    return torch.where(x >= threshold.view(-1, 1, 1, 1), 1 - x, x)
+
+
+def sharpness(x: Tensor, factor: Tensor) -> Tensor:
+    """Blend with the image smoothed by [[1,1,1],[1,5,1],[1,1,1]]/13, its border left as it is."""
+    smooth = x.clone()
+    inner = x[:, :, 1:-1, 1:-1]
+    smooth[:, :, 1:-1, 1:-1] = (F.avg_pool2d(x, 3, 1) * 9 + 4 * inner) / 13
+    return blend(x, smooth, factor)
+
+
+def affine_matrix(name: str, value: Tensor) -> Tensor:
+    """[n, 2, 3]: from output to input positions, in [-1, 1] over a square image (top left is -1, -1)."""
+    one, zero = torch.ones_like(value), torch.zeros_like(value)
+    turn = value * (math.pi / 180)
+    rows = {
+        "rotate": (turn.cos(), -turn.sin(), zero, turn.sin(), turn.cos(), zero),  # about the centre
+        "shear_x": (one, value, value, zero, one, zero),  # about the top left corner
+        "shear_y": (one, zero, zero, value, one, value),
+        "translate_x": (one, zero, -2 * value, zero, one, zero),
+        "translate_y": (one, zero, zero, zero, one, -2 * value),
+    }[name]
+    return torch.stack(rows, 1).view(-1, 2, 3)
+
+
+def affine(x: Tensor, matrix: Tensor) -> Tensor:
+    """Nearest pixel, black outside."""
+    grid = F.affine_grid(matrix, x.shape, align_corners=False)
+    return F.grid_sample(x, grid, mode="nearest", padding_mode="zeros", align_corners=False)
+
+
+def cutout_parameters(n: int, size: int, generator: Generator | None, device: torch.device) -> tuple[Tensor, ...]:
+    """A square of side U(0, 0.5) size around a uniform centre: (top, left, bottom, right), each [n]."""
+    u = torch.rand(3, n, generator=generator, device=device)
+    side = 0.5 * size * u[0]
+    start = (u[1:] * size - side / 2).clamp_min(0).floor()  # [2, n]
+    end = (start + side).clamp_max(size).floor()
+    return start[0], start[1], end[0], end[1]
+
+
+def cutout(x: Tensor, top: Tensor, left: Tensor, bottom: Tensor, right: Tensor) -> Tensor:
+    """The rectangle filled with (125, 123, 114)."""
+    pixel = torch.arange(x.shape[-1], device=x.device)
+    rows = (pixel >= top[:, None]) & (pixel < bottom[:, None])  # [n, size]
+    columns = (pixel >= left[:, None]) & (pixel < right[:, None])
+    inside = (rows[:, :, None] & columns[:, None, :])[:, None]  # [n, 1, size, size]
+    fill = torch.tensor((125.0, 123.0, 114.0), device=x.device).view(1, 3, 1, 1) / 255
+    return torch.where(inside, fill if x.shape[1] == 3 else to_grey(fill), x)

@@ -1,0 +1,179 @@
+"""Datasets, and the corruption of their labels into noisy candidate sets (paper, Section 3.1).
+
+Everything is loaded once, as uint8 images [N, ch, H, W] and labels [N]; grey images have one channel. The
+augmentations are in augment.py; `weak` and `strong` are here by name too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Generator, Tensor
+from torchvision.transforms.functional import resize
+
+from augment import strong, weak  # noqa: F401
+
+# ------------------------------------------------------------------ datasets
+
+
+class InputError(ValueError):
+    """Something that the user gave is wrong; the message says what, and how to mend it."""
+
+
+@dataclass
+class Dataset:
+    name: str
+    images: Tensor  # uint8 [N, ch, H, W]
+    labels: Tensor  # int64 [N], hidden truth: corruption and reporting only
+    test_images: Tensor
+    test_labels: Tensor
+    num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    candidates: Tensor | None = None  # bool [N, C] where the data brings its own sets
+
+
+TORCHVISION = {  # name: (class, classes, mean, std); released values, Fashion-MNIST's from its training images
+    "kmnist": ("KMNIST", 10, (0.1918,), (0.3483,)),
+    "fashion": ("FashionMNIST", 10, (0.2860,), (0.3530,)),
+    "cifar10": ("CIFAR10", 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ("CIFAR100", 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
+
+
+def load(
+    name: str,
+    root: str | Path = "data",
+    size: int | None = None,
+    limit_train: int | None = None,
+    limit_test: int | None = None,
+) -> Dataset:
+    """A dataset by name, or from an .npz file; `size` resizes, the limits keep the first N images."""
+    if name == "digits":
+        data = _digits()
+    elif name in TORCHVISION:
+        data = _torchvision(name, Path(root))
+    elif name.endswith(".npz"):
+        data = _npz(Path(name))
+    else:
+        raise InputError(f"unknown dataset {name!r}: digits, {', '.join(TORCHVISION)}, or a file.npz")
+    for part, limit in (("", limit_train), ("test_", limit_test)):
+        images = getattr(data, part + "images")[:limit]
+        if size is not None and images.shape[-1] != size:
+            images = resize(images, [size, size], antialias=True)
+        setattr(data, part + "images", images.contiguous())
+        setattr(data, part + "labels", getattr(data, part + "labels")[:limit])
+    if data.candidates is not None:
+        data.candidates = data.candidates[:limit_train]
+    return data
+
+
+def _digits() -> Dataset:
+    """UCI optical digits (Alpaydin and Kaynak, CC BY 4.0): 1,437 to train, 360 to test, always the same ones."""
+    with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as file:
+        x, y = file["x"], file["y"]
+    order = np.random.RandomState(0).permutation(len(x))
+    x = torch.from_numpy(np.round(x[order] * (255 / 16)).astype(np.uint8))[:, None]
+    y = torch.from_numpy(y[order]).long()
+    return Dataset("digits", x[:1437], y[:1437], x[1437:], y[1437:], 10, *_statistics(x[:1437]))
+
+
+def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    pixels = images.double().transpose(0, 1).flatten(1) / 255  # [ch, N H W]
+    return tuple(pixels.mean(1).tolist()), tuple(pixels.std(1).clamp_min(1e-3).tolist())
+
+
+def _torchvision(name: str, root: Path) -> Dataset:
+    cls, num_classes, mean, std = TORCHVISION[name]
+    parts = []
+    for train in (True, False):
+        part = _find_or_download(getattr(torchvision.datasets, cls), root, train, name)
+        images = torch.as_tensor(part.data)
+        images = images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)  # grey: one channel
+        parts += [images, torch.as_tensor(part.targets).long()]
+    return Dataset(name, *parts, num_classes, mean, std)
+
+
+def _find_or_download(cls, root: Path, train: bool, name: str):
+    with contextlib.suppress(RuntimeError):
+        return cls(root, train=train, download=False)
+    existed = {p for p in (root, *root.rglob("*")) if p.exists()}
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # the bar stays, on stderr
+            return cls(root, train=train, download=True)
+    except (RuntimeError, OSError) as error:
+        for path in sorted({root, *root.rglob("*")} - existed, reverse=True):  # leave no empty folders behind
+            with contextlib.suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
+        folder = {"KMNIST": "KMNIST/raw", "FashionMNIST": "FashionMNIST/raw"}.get(cls.__name__, cls.base_folder)
+        raise InputError(
+            f"{name} is not in {str(root)!r} and cannot be downloaded ({type(error).__name__}): put torchvision's "
+            f"files into {str(root / folder)!r}, give another --data, or use --dataset digits, which needs none"
+        ) from None
+
+
+def _npz(path: Path) -> Dataset:
+    """One's own data: x_train u8 [N,H,W] or [N,H,W,3], y_train, x_test, y_test, and candidates or annotators."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {str(path)!r} as an .npz of plain arrays: {error}") from None
+    missing = {"x_train", "y_train", "x_test", "y_test"} - set(arrays)
+    if missing:
+        raise InputError(f"{str(path)!r} lacks {', '.join(sorted(missing))}; it has {', '.join(sorted(arrays))}")
+    parts = []
+    for part in ("train", "test"):
+        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
+        if x.dtype != np.uint8 or x.ndim not in (3, 4) or x.shape[1] != x.shape[2]:
+            raise InputError(
+                f"x_{part} of {str(path)!r} must be uint8 [N,H,H] or [N,H,H,3], not {x.dtype} {x.shape}"
+            )
+        if y.shape != (len(x),) or y.dtype.kind not in "iu" or y.min(initial=0) < 0:
+            raise InputError(f"y_{part} of {str(path)!r} must be {len(x)} class numbers from 0 on")
+        images = torch.from_numpy(x)
+        images = images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)
+        parts += [images, torch.from_numpy(y.astype(np.int64))]
+    num_classes = int(max(parts[1].max(), parts[3].max())) + 1
+    candidates = None
+    if "candidates" in arrays:
+        candidates = torch.from_numpy(arrays["candidates"]).bool()
+        num_classes = max(num_classes, candidates.shape[-1])
+    elif "annotators" in arrays:  # the union of the annotators' labels
+        votes = torch.from_numpy(arrays["annotators"].astype(np.int64))
+        num_classes = max(num_classes, int(votes.max()) + 1)
+        candidates = F.one_hot(votes, num_classes).sum(1) > 0
+    if candidates is not None and candidates.shape != (len(parts[0]), num_classes):
+        raise InputError(f"candidates of {str(path)!r} must be [{len(parts[0])}, {num_classes}]")
+    if candidates is not None and not candidates.any(1).all():
+        raise InputError(f"{str(path)!r} has empty candidate sets: give every sample at least one label")
+    return Dataset(path.stem, *parts, num_classes, *_statistics(parts[0]), candidates)
+
+
+# ------------------------------------------------------------------ corruption (paper, Section 3.1)
+
+
+def corrupt(labels: Tensor, num_classes: int, q: float, eta: float, generator: Generator | None = None) -> Tensor:
+    """Candidate sets bool [N, C]: every wrong label joins with probability q, then each sample turns noisy with
+    probability eta: its true label gives way to a random non-candidate, so |S| stays. A full set stays clean."""
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, device=labels.device)
+
+    y = labels.long()[:, None]  # [N, 1]
+    candidates = (uniform(len(y), num_classes) < q).scatter_(1, y, True)
+    count = (~candidates).cumsum(1, dtype=torch.int32)  # [N, C], non-candidates so far
+    outside = count[:, -1:]  # [N, 1]
+    noisy = (uniform(len(y), 1) < eta) & (outside > 0)
+    # the k-th non-candidate, k uniform in 1..outside, stands where the count first reaches k
+    k = (uniform(len(y), 1) * outside).int().minimum(outside - 1) + 1
+    intruder = torch.searchsorted(count, k).clamp_max_(num_classes - 1)  # [N, 1]
+    candidates.scatter_(1, y, ~noisy)
+    return candidates.scatter_(1, intruder, candidates.gather(1, intruder) | noisy)

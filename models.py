@@ -1,0 +1,199 @@
+"""Networks: three backbones, the encoder around them, and PiCO's second encoder, queue and prototypes.
+
+resnet18: torchvision's ResNet-18 with the CIFAR stem (3x3 first convolution, no max-pool), the paper's backbone.
+cnn: two convolutions for small grey images on a CPU. mlp: two hidden layers. Images are floats in [0, 1], in
+one channel where they are grey; an encoder normalises them itself, so that a checkpoint is all one needs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+
+# ------------------------------------------------------------------ backbones: images [B, ch, H, W] -> [B, width]
+
+
+def resnet18(channels: int, size: int) -> tuple[nn.Module, int]:
+    net = torchvision.models.resnet18(num_classes=1)
+    net.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+    nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
+    net.maxpool, net.fc = nn.Identity(), nn.Identity()
+    return net, 512
+
+
+def cnn(channels: int, size: int) -> tuple[nn.Module, int]:
+    def block(inputs: int, outputs: int) -> list[nn.Module]:
+        convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        return [convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+
+    hidden = [nn.Flatten(), nn.Linear(64 * (size // 4) ** 2, 256), nn.BatchNorm1d(256), nn.ReLU(inplace=True)]
+    return nn.Sequential(*block(channels, 32), *block(32, 64), *hidden), 256
+
+
+def mlp(channels: int, size: int) -> tuple[nn.Module, int]:
+    def layer(inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Linear(inputs, outputs, bias=False), nn.BatchNorm1d(outputs), nn.ReLU(inplace=True)]
+
+    return nn.Sequential(nn.Flatten(), *layer(channels * size * size, 256), *layer(256, 256)), 256
+
+
+BACKBONES = {"resnet18": resnet18, "cnn": cnn, "mlp": mlp}
+
+
+# ------------------------------------------------------------------ the encoder: backbone, classifier, projection
+
+
+class Encoder(nn.Module):
+    """images [B, ch, H, W] in [0, 1] -> logits [B, C]; with a head also unit embeddings [B, d]."""
+
+    def __init__(
+        self,
+        arch: str,
+        channels: int,
+        size: int,
+        num_classes: int,
+        mean: Sequence[float] = (0.5,),
+        std: Sequence[float] = (0.5,),
+        embedding: int | None = None,
+    ):
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
+        self.backbone, width = BACKBONES[arch](channels, size)
+        self.classifier = nn.Linear(width, num_classes)
+        if embedding:  # PiCO's projection head: width-width-d
+            self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, embedding))
+
+    def features(self, images: Tensor) -> Tensor:
+        images = (images - self.mean) / self.std
+        return self.backbone(images.contiguous(memory_format=torch.channels_last))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.classifier(self.features(images))
+
+    def embed(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.features(images)
+        return self.classifier(features), F.normalize(self.head(features).float(), dim=1)
+
+    @torch.no_grad()
+    def peek(self, images: Tensor) -> Tensor:
+        """The forward pass of an extra view: batch statistics, running statistics untouched."""
+        with running_statistics_frozen(self):
+            return self(images)
+
+
+@contextmanager
+def running_statistics_frozen(module: nn.Module):
+    """Batch normalisation still uses the batch's statistics in training mode, but does not record them."""
+    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    try:
+        for norm in norms:
+            norm.track_running_stats = not norm.training  # evaluation keeps using what was recorded
+        yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True
+
+
+# ------------------------------------------------------------------ PiCO
+
+
+class PiCO(nn.Module):
+    """Query encoder, its moving average (the key encoder), a queue of keys, and a prototype a class."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        num_classes: int,
+        embedding: int = 128,
+        queue_size: int = 8192,
+        key_momentum: float = 0.999,
+        prototype_momentum: float = 0.99,
+    ):
+        super().__init__()
+        self.query = encoder
+        self.key = copy.deepcopy(encoder).requires_grad_(False)
+        self.key_momentum, self.prototype_momentum = key_momentum, prototype_momentum
+        self.register_buffer("queue", F.normalize(torch.randn(queue_size, embedding), dim=1))
+        self.register_buffer("queue_labels", torch.full((queue_size,), -1))  # matches nothing until filled
+        self.register_buffer("prototypes", torch.zeros(num_classes, embedding))  # f starts uniform
+        self.pointer = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.query(images)
+
+    def embed(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        return self.query.embed(images)
+
+    @torch.no_grad()
+    def peek_embedding(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        with running_statistics_frozen(self.query):
+            return self.query.embed(images)
+
+    def prototype_probabilities(self, q: Tensor, prototypes: Tensor) -> Tensor:
+        """softmax(q . prototypes) at temperature 1: the f of Eq. 4 for PiCO."""
+        with torch.autocast(q.device.type, enabled=False):
+            return (q.detach().float() @ prototypes.T).softmax(1)
+
+    @torch.no_grad()
+    def update_prototypes(self, q: Tensor, labels: Tensor) -> None:
+        """mu_c <- m mu_c + (1 - m) q_i for the batch's samples i of class c one after the other, then unit length.
+
+        With n samples of class c in the batch that is m^n mu_c + (1 - m) sum_i m^(later samples of c) q_i.
+        A new tensor: whoever holds the old prototypes keeps them.
+        """
+        m = self.prototype_momentum
+        member = F.one_hot(labels, len(self.prototypes)).float()  # [B, C]
+        count = member.sum(0)  # [C]
+        later = count - member.cumsum(0)  # [B, C], in each sample's own class
+        share = (1 - m) * m**later * member  # [B, C]
+        with torch.autocast(q.device.type, enabled=False):
+            moved = (m**count)[:, None] * self.prototypes + share.T @ q.float()
+        self.prototypes = F.normalize(moved, dim=1)
+
+    @torch.no_grad()
+    def keys(self, images: Tensor) -> Tensor:
+        """Moves the key encoder towards the query encoder (parameters only), then embeds."""
+        torch._foreach_lerp_(list(self.key.parameters()), list(self.query.parameters()), 1 - self.key_momentum)
+        return self.key.embed(images)[1]
+
+    @torch.no_grad()
+    def enqueue(self, keys: Tensor, labels: Tensor) -> None:
+        """The newest keys take the place of the oldest."""
+        first = min(len(keys), len(self.queue) - self.pointer)
+        for part, start in ((slice(0, first), self.pointer), (slice(first, len(keys)), 0)):
+            size = len(keys[part])
+            self.queue[start : start + size] = keys[part].to(self.queue.dtype)
+            self.queue_labels[start : start + size] = labels[part]
+        self.pointer = (self.pointer + len(keys)) % len(self.queue)
+
+    def get_extra_state(self) -> dict:
+        return {"pointer": self.pointer}
+
+    def set_extra_state(self, state: dict) -> None:
+        self.pointer = state["pointer"]
+
+
+def build(
+    arch: str,
+    channels: int,
+    size: int,
+    num_classes: int,
+    mean: Sequence[float] = (0.5,),
+    std: Sequence[float] = (0.5,),
+    pico: dict | None = None,
+) -> Encoder | PiCO:
+    """The network of a base: one encoder, or PiCO's two (pico = its queue size and momenta)."""
+    encoder = Encoder(arch, channels, size, num_classes, mean, std, None if pico is None else 128)
+    encoder = encoder.to(memory_format=torch.channels_last)
+    return encoder if pico is None else PiCO(encoder, num_classes, **pico)
+
+
+def parameter_count(network: nn.Module) -> int:
+    return sum(p.numel() for p in network.parameters())
