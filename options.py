@@ -1,0 +1,267 @@
+"""The command line of train.py: presets, options, and their checks.
+
+Every default is the paper's (P), the released code's (C) or ours (O), and every one has an option.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+import sys
+
+import torch
+
+import losses
+import models
+from data import InputError
+
+# ------------------------------------------------------------------ presets
+
+RELEASED = dict(
+    arch="resnet18",  # P
+    epochs=1000,  # P
+    batch_size=128,  # C
+    lr=0.01,  # P
+    weight_decay=1e-3,  # C
+    crop=0.2,  # C, smallest crop of a view
+    flip=0.5,  # C
+    image_size=32,  # C
+    proto_start=1,  # C, the first epoch in which PiCO's prototypes move its label weights
+    queue=8192,  # C
+    key_momentum=0.999,  # C
+    prototype_momentum=0.99,  # C
+    classifier_loss="ce",  # PiCO's own; the release has sce under IRNet on CIFAR-10 and KMNIST (--classifier-loss sce)
+)
+# With --arch cnn or mlp, whatever the dataset (all O): small networks overfit in few epochs, but only under light
+# augmentation, and short runs need faster averages.
+SMALL = dict(
+    arch="cnn", epochs=60, batch_size=64, lr=0.05, weight_decay=1e-4, crop=0.8, flip=0.0, image_size=0, proto_start=1,
+    queue=1024, key_momentum=0.99, prototype_momentum=0.99, classifier_loss="ce",
+)  # fmt: skip
+PRESETS = {
+    "digits": SMALL,
+    "kmnist": RELEASED | dict(proto_start=100),  # C
+    "fashion": RELEASED | dict(proto_start=100),  # O: as KMNIST
+    "cifar10": RELEASED,
+    "cifar100": RELEASED,
+}
+# tau_epsilon of Eqs. 10-11 where f is PiCO's prototype softmax: {q: (eta=0.1, 0.2, 0.3)} (C). The nearest row and
+# column serve other q and eta. Classifier softmax reaches +-1 instead of +-0.4 and has a value of its own (O).
+TAU = {
+    "cifar10": {0.1: (0.020, 0.016, 0.010), 0.3: (0.016, 0.010, 0.008), 0.5: (0.010, 0.008, 0.008)},
+    "cifar100": {0.01: (0.004, 0.002, 0.002), 0.03: (0.002, 0.002, 0.002), 0.05: (0.002, 0.002, 0.002)},
+    "kmnist": {0.1: (0.010, 0.010, 0.010), 0.3: (0.010, 0.010, 0.010), 0.5: (0.010, 0.010, 0.008)},
+}
+TAU_SMALL = 0.02  # O: prototypes of the small networks
+TAU_CLASSIFIER = 0.5  # O
+
+
+def default_tau(dataset: str, q: float, eta: float, small: bool, prototypes: bool) -> float:
+    if not prototypes:
+        return TAU_CLASSIFIER
+    if small:
+        return TAU_SMALL
+    table = TAU.get(dataset, TAU["kmnist"])
+    row = table[min(table, key=lambda value: abs(value - q))]
+    return row[min(range(3), key=lambda i: abs((0.1, 0.2, 0.3)[i] - eta))]
+
+
+# ------------------------------------------------------------------ the command line
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        """One line and exit 2."""
+        print(f"error: {message} (python train.py --help lists the options)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def parser() -> argparse.ArgumentParser:
+    p = Parser(
+        description="Partial-label learning with noisy candidate sets: a base, and IRNet on top of it.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=preset_table(),
+        allow_abbrev=False,
+    )
+    g = p.add_argument_group("data")
+    g.add_argument(
+        "--dataset",
+        default="digits",
+        metavar="NAME",
+        help="digits (embedded), kmnist, fashion, cifar10, cifar100, or a file.npz with x_train, y_train, "
+        "x_test, y_test and candidates or annotators (default digits)",
+    )
+    g.add_argument(
+        "--data", default="data", metavar="DIR", help="where torchvision's files are or go (default data)"
+    )
+    g.add_argument(
+        "--q",
+        type=float,
+        metavar="Q",
+        help="probability of each wrong label to be a candidate (default 0.3; cifar100 0.05)",
+    )
+    g.add_argument(
+        "--eta", type=float, metavar="ETA", help="probability that the true label is missing (default 0.3)"
+    )
+    g.add_argument("--limit-train", type=int, metavar="N", help="only the first N training images")
+    g.add_argument("--limit-test", type=int, metavar="N", help="only the first N test images")
+    g.add_argument("--image-size", type=int, metavar="N", help="resize the images to N x N; 0 leaves them")
+    g = p.add_argument_group("method")
+    g.add_argument("--base", default="pico", metavar="NAME", help=f"{', '.join(losses.BASES)} (default pico)")
+    g.add_argument("--no-irnet", action="store_true", help="the base alone: e0 is looked for, nothing is corrected")
+    g.add_argument("--tau", type=float, metavar="T", help="tau_epsilon of Eqs. 10-11 (default: the table below)")
+    g.add_argument(
+        "--views",
+        default="w",
+        choices=["none", "w", "s", "ww", "ws", "ss"],
+        help="extra views of Eqs. 11-12, weak or strong: Table 5 (default w)",
+    )
+    g.add_argument("--swap", action="store_true", help="move the least probable candidate out: Table 7")
+    g.add_argument(
+        "--e0", default="auto", metavar="auto|N", help="the correction epoch: found, or given (default auto)"
+    )
+    g.add_argument(
+        "--e0-rule",
+        default="smoothed",
+        choices=["smoothed", "paper"],
+        help="the released rule on a smoothed curve, or Algorithm 1 as printed (default smoothed)",
+    )
+    g.add_argument("--window", type=int, metavar="N", help="of the smoothed rule (default epochs/10, at least 2)")
+    g.add_argument(
+        "--val",
+        default="holdout",
+        choices=["holdout", "test"],
+        help="the curve that e0 is read from: how often a held-out prediction is a candidate, or test "
+        "accuracy, which leaks (default holdout)",
+    )
+    g.add_argument(
+        "--weights-after",
+        default="value",
+        choices=["value", "uniform", "1/C"],
+        help="weight of a label moved in: f(label), uniform, 1/C (default value)",
+    )
+    g.add_argument(
+        "--f",
+        default="auto",
+        choices=["auto", "prototype", "classifier"],
+        help="f in Eq. 4 (default: prototypes for pico, the classifier elsewhere)",
+    )
+    g.add_argument("--classifier-loss", choices=["ce", "sce"], help="of pico: its own, or the release's SCE(6, 1)")
+    g.add_argument("--beta", type=float, default=1.0, help="lwc's weight of the non-candidates (default 1)")
+    g.add_argument("--proto-start", type=int, metavar="E", help="pico: first epoch of prototype label weights")
+    g.add_argument("--queue", type=int, metavar="N", help="pico: keys kept for contrast")
+    g.add_argument("--key-momentum", type=float, metavar="M", help="pico: of the key encoder")
+    g.add_argument("--prototype-momentum", type=float, metavar="M", help="pico: of the prototypes")
+    g = p.add_argument_group("training")
+    g.add_argument("--arch", choices=list(models.BACKBONES), help="backbone")
+    g.add_argument("--epochs", type=int, metavar="N")
+    g.add_argument("--batch-size", type=int, metavar="N")
+    g.add_argument("--lr", type=float, metavar="LR", help="at the start of the cosine")
+    g.add_argument("--weight-decay", type=float, metavar="WD")
+    g.add_argument("--crop", type=float, metavar="A", help="smallest area of a random crop, of 1")
+    g.add_argument("--flip", type=float, metavar="P", help="probability of a horizontal flip")
+    g.add_argument("--seed", type=int, default=0)
+    g.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda", "mps"])
+    g.add_argument(
+        "--amp",
+        default="auto",
+        choices=["auto", "bf16", "off"],
+        help="bf16 in the networks; auto: on CUDA cards that have it (default auto)",
+    )
+    g.add_argument("--compile", action="store_true", help="torch.compile the encoders")
+    g.add_argument(
+        "--transductive-every",
+        type=int,
+        metavar="N",
+        help="epochs between passes over the training set (default epochs/100, at least 1)",
+    )
+    g = p.add_argument_group("run")
+    g.add_argument("--out", metavar="DIR", help="folder of the run (default runs/<what it is>)")
+    g.add_argument("--resume", action="store_true", help="go on with an interrupted run")
+    return p  # fmt: skip
+
+
+def preset_table() -> str:
+    """The presets for --help."""
+    columns = {"preset": list(RELEASED)} | {name: list(row.values()) for name, row in PRESETS.items()}
+    columns["cnn, mlp"] = list(SMALL.values())
+    lines = ["defaults by dataset (with --arch cnn or mlp: the last column):", ""]
+    for cells in zip(*([name, *map(str, values)] for name, values in columns.items()), strict=True):
+        lines.append("  " + cells[0].ljust(20) + "".join(cell.rjust(10) for cell in cells[1:]))
+    lines += ["", "tau, f = pico's prototypes (released), for eta = 0.1, 0.2, 0.3; nearest q and eta:", ""]
+    lines += [
+        f"  {name:10s} q={q:<5} {', '.join(map(str, row))}" for name, t in TAU.items() for q, row in t.items()
+    ]
+    lines += [f"  cnn and mlp: {TAU_SMALL}; f = classifier: {TAU_CLASSIFIER} (both ours)"]
+    return "\n".join(lines)
+
+
+def nearest(option: str, value: str, names: list[str]) -> str:
+    guess = difflib.get_close_matches(value, names, 1)
+    return f"{option} {value}: unknown; choose {', '.join(names)}" + (
+        f" (did you mean {guess[0]}?)" if guess else ""
+    )
+
+
+def configure(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line, filled up from the presets and checked."""
+    c = parser().parse_args(argv)
+    own = c.dataset.endswith(".npz")
+    if not own and c.dataset not in PRESETS:
+        raise InputError(nearest("--dataset", c.dataset, [*PRESETS, "file.npz"]))
+    if c.base not in losses.BASES:
+        raise InputError(nearest("--base", c.base, list(losses.BASES)))
+    preset = PRESETS.get(c.dataset, RELEASED | dict(image_size=0))
+    if c.arch in ("cnn", "mlp"):
+        preset = SMALL | dict(epochs=preset["epochs"])
+    elif c.arch == "resnet18" and preset is SMALL:
+        preset = RELEASED | dict(epochs=preset["epochs"], image_size=0)
+    for name, value in preset.items():
+        if getattr(c, name) is None:
+            setattr(c, name, value)
+    if not own or c.q is not None or c.eta is not None:
+        c.q = c.q if c.q is not None else 0.05 if c.dataset == "cifar100" else 0.3
+        c.eta = c.eta if c.eta is not None else 0.3
+    if c.f == "auto":
+        c.f = "prototype" if c.base == "pico" else "classifier"
+    if c.tau is None:
+        c.tau = default_tau(c.dataset, c.q or 0.3, c.eta or 0.3, c.arch != "resnet18", c.f == "prototype")
+    c.transductive_every = c.transductive_every or max(1, c.epochs // 100)
+    for name, ok, fix in (
+        ("q", c.q is None or 0 <= c.q < 1, "in [0, 1)"),
+        ("eta", c.eta is None or 0 <= c.eta < 1, "in [0, 1)"),
+        ("epochs", c.epochs >= 1, "at least 1"),
+        ("batch_size", c.batch_size >= 2, "at least 2"),
+        ("lr", 0 < c.lr < math.inf, "above 0"),
+        ("weight_decay", 0 <= c.weight_decay < math.inf, "at least 0"),
+        ("tau", 0 <= c.tau < 1, "in [0, 1)"),
+        ("crop", 0 < c.crop <= 1, "in (0, 1]"),
+        ("flip", 0 <= c.flip <= 1, "in [0, 1]"),
+        ("window", c.window is None or c.window >= 2, "at least 2"),
+        ("limit_train", c.limit_train is None or c.limit_train >= 2, "at least 2"),
+        ("limit_test", c.limit_test is None or c.limit_test >= 1, "at least 1"),
+        ("image_size", c.image_size == 0 or c.image_size >= 8, "0 (as they are) or at least 8"),
+        ("proto_start", c.proto_start >= 1, "at least 1"),
+        ("beta", 0 <= c.beta < math.inf, "at least 0"),
+        ("queue", c.base != "pico" or c.queue >= c.batch_size, "at least --batch-size"),
+        ("key_momentum", 0 <= c.key_momentum < 1, "in [0, 1)"),
+        ("prototype_momentum", 0 <= c.prototype_momentum < 1, "in [0, 1)"),
+        ("transductive_every", c.transductive_every >= 1, "at least 1"),
+        ("f", c.f == "classifier" or c.base == "pico", "classifier: only pico has prototypes"),
+    ):
+        if not ok:
+            raise InputError(f"--{name.replace('_', '-')} {getattr(c, name)}: must be {fix}")
+    if c.e0 != "auto" and not (c.e0.isdecimal() and 1 <= int(c.e0) <= c.epochs):
+        raise InputError(f"--e0 {c.e0}: must be auto or an epoch from 1 to {c.epochs}")
+    if c.device == "auto":
+        mps = torch.backends.mps.is_available()
+        c.device = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
+    elif (
+        c.device == "cuda"
+        and not torch.cuda.is_available()
+        or c.device == "mps"
+        and not torch.backends.mps.is_available()
+    ):
+        raise InputError(f"--device {c.device}: torch finds no such device here; use --device auto")
+    return c

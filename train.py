@@ -1,0 +1,296 @@
+"""Trains one partial-label base, with IRNet on top or without, on one dataset: Algorithm 1, top to bottom.
+
+python train.py                                                  digits, embedded; under a minute on a laptop
+python train.py --dataset kmnist --q 0.5 --eta 0.3 --base pico   the paper's experiment
+python train.py --dataset cifar100 --q 0.05 --eta 0.3 --base proden --no-irnet
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import data
+import irnet
+import losses
+import models
+from data import InputError
+from options import configure, default_tau
+from runs import Interrupt, Run, Screen
+
+# ------------------------------------------------------------------ what is trained on what
+
+
+class Setup:
+    """Everything before the first epoch: data, candidate sets, network, base, IRNet, optimiser, random numbers."""
+
+    def __init__(self, c: argparse.Namespace):
+        self.device = device = torch.device(c.device)
+        self.dataset = d = data.load(c.dataset, c.data, c.image_size or None, c.limit_train, c.limit_test)
+
+        # The candidate sets and the held-out part: the same for a seed on every device.
+        seeded = torch.Generator().manual_seed(c.seed)
+        self.before = candidate_sets(c, d, seeded)  # bool [N, C], as they were
+        n = len(d.images)
+        held = 0 if c.val == "test" else round(n * (0.1 if n < 5000 else 0.05))
+        if c.batch_size > n - held:
+            raise InputError(f"--batch-size {c.batch_size} is more than the {n - held} training images: lower it")
+        shuffled = torch.randperm(n, generator=seeded).to(device)
+        self.held_out, self.pool = shuffled[:held], shuffled[held:]
+
+        # Everything lives on the device once.
+        self.images, self.labels = d.images.to(device), d.labels.to(device)
+        self.test_images, self.test_labels = d.test_images.to(device), d.test_labels.to(device)
+        self.candidates = self.before.to(device, copy=True)  # edited in place by IRNet
+
+        # Alg. 1: initialise f. torch's generator makes the weights; one on the device draws all the rest.
+        torch.manual_seed(c.seed)
+        self.generator = torch.Generator(device).manual_seed(c.seed)
+        momenta = dict(key_momentum=c.key_momentum, prototype_momentum=c.prototype_momentum)
+        pico = dict(queue_size=c.queue, **momenta) if c.base == "pico" else None
+        shape = (d.images.shape[1], d.images.shape[-1], d.num_classes, d.mean, d.std)
+        self.network = models.build(c.arch, *shape, pico).to(device)
+        options = {
+            "pico": dict(proto_start=c.proto_start, classifier_loss=c.classifier_loss, f=c.f),
+            "lwc": dict(beta=c.beta),
+        }
+        self.base = losses.BASES[c.base](self.candidates, **options.get(c.base, {}))
+        e0 = dict(rule=c.e0_rule, window=c.window, e0=None if c.e0 == "auto" else int(c.e0))
+        after = dict(swap=c.swap, weights_after=c.weights_after)
+        self.refine = irnet.IRNet(self.candidates, c.tau, c.epochs, **e0, **after)
+        trained = [p for p in self.network.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.SGD(trained, c.lr, momentum=0.9, weight_decay=c.weight_decay, foreach=True)
+        self.bf16 = c.amp == "bf16" or c.amp == "auto" and c.device == "cuda" and torch.cuda.is_bf16_supported()
+        if c.compile:
+            for encoder in (self.network.query, self.network.key) if pico else (self.network,):
+                encoder.backbone.compile()
+        self.augment = dict(crop=c.crop, flip=c.flip)
+
+    def autocast(self):
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+
+    def view(self, kind: str, x: Tensor) -> Tensor:
+        """A weak (w) or strong (s) view of uint8 images [B, ch, H, W], in [0, 1]."""
+        return {"w": data.weak, "s": data.strong}[kind](x, self.generator, **self.augment)
+
+    def state_dict(self) -> dict:
+        parts = ("network", "optimizer", "base", "refine")
+        randomness = dict(generator=self.generator.get_state(), torch_generator=torch.get_rng_state())
+        return {part: getattr(self, part).state_dict() for part in parts} | randomness
+
+    def load_state_dict(self, state: dict) -> None:
+        for part in ("network", "optimizer", "base", "refine"):
+            getattr(self, part).load_state_dict(state[part])
+        self.generator.set_state(state["generator"].cpu())
+        torch.set_rng_state(state["torch_generator"].cpu())
+
+
+def candidate_sets(c: argparse.Namespace, d: data.Dataset, generator: torch.Generator) -> Tensor:
+    if d.candidates is not None:
+        if c.q is not None or c.eta is not None:
+            raise InputError(f"--q, --eta: {c.dataset} has candidate sets of its own; leave both out")
+        return d.candidates
+    candidates = data.corrupt(d.labels, d.num_classes, c.q, c.eta, generator)
+    if c.eta > 0 and candidates.all():
+        raise InputError(f"--q {c.q:g} fills every candidate set, so that none can be noisy: lower it, or --eta 0")
+    return candidates
+
+
+# ------------------------------------------------------------------ evaluation
+
+
+@torch.no_grad()
+def predict(s: Setup, images: Tensor, batch: int = 500) -> Tensor:
+    """argmax over all classes [N], without augmentation; stays on the device."""
+    s.network.eval()
+    with s.autocast():
+        found = [s.network(part.float() / 255).argmax(1) for part in images.split(batch)]
+    s.network.train()
+    return torch.cat(found)
+
+
+def accuracy(s: Setup, images: Tensor, labels: Tensor) -> float:
+    return float((predict(s, images) == labels).float().mean())
+
+
+def validation_score(s: Setup) -> float:
+    """How often the prediction on the held-out part is a candidate: no true label is read. It rises and falls with
+    accuracy, since a wrong prediction is a candidate only with probability q."""
+    guess = predict(s, s.images[s.held_out])
+    return float(s.candidates[s.held_out].gather(1, guess[:, None]).float().mean())
+
+
+# ------------------------------------------------------------------ Algorithm 1
+
+
+def cosine(lr: float, epoch: int, epochs: int) -> float:
+    """lr(e), e from 1: the released schedule, down to lr / 1000."""
+    low = lr * 1e-3
+    return low + (lr - low) * (1 + math.cos(math.pi * epoch / epochs)) / 2
+
+
+def train_step(s: Setup, c: argparse.Namespace, index: Tensor, correcting: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """One mini-batch: index [B] -> the loss, Eq. 4's tau [B], and six counts. Reads nothing back from the device."""
+    x, labels = s.images[index], s.labels[index]
+    views = [s.view(kind, x) for kind in s.base.views]
+    with s.autocast():
+        loss, f_x = s.base.loss(s.network, views, index)
+        f = [f_x]  # f(x); once correcting also f(z) for every z in A(x)
+        if correcting and c.views != "none":
+            f += [s.base.probabilities(s.network, s.view(kind, x)) for kind in c.views]
+    s.optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # Alg. 1: train the predictive model f on B_t
+    s.optimizer.step()
+    with s.autocast():
+        s.base.after_step(s.network, views, index, f_x)
+
+    tau = irnet.margin(f_x, s.candidates[index])
+    counts = irnet.hits(f_x, s.candidates[index], labels)  # the sums of Eqs. 7 and 8, for reporting
+    corrections = counts.new_zeros(2)
+    if correcting:  # Alg. 1: where Eqs. 10-12 hold, move the predicted label into S
+        flagged, label = s.refine.correct(index, f, s.base.weights)
+        corrections = torch.stack([flagged, flagged & (label == labels)]).sum(1)
+    return loss.detach(), tau, torch.cat([counts, corrections])
+
+
+def train(c: argparse.Namespace) -> int:
+    s = Setup(c)
+    given = c.q is not None
+    name = f"{Path(c.dataset).stem}-{c.base}{'' if c.no_irnet else '-irnet'}"
+    name += (f"-q{c.q:g}-eta{c.eta:g}" if given else "") + f"-seed{c.seed}"
+    folder = Path(c.out) if c.out else Path("runs") / name
+    run = (Run.latest if c.resume else Run.fresh)(folder, c.out is not None)
+    config = {key: value for key, value in vars(c).items() if key not in ("resume", "out", "data")}
+    rows: list[dict] = []
+    if c.resume:
+        rows = json.loads(run.resume(config, s))
+    else:
+        run.start(config)
+    screen = Screen(c.epochs, len(s.pool) // c.batch_size)
+    screen.opening(c, s, run.folder)
+    interrupt = Interrupt()
+    margins = torch.zeros(len(s.images), device=s.device)  # tau (Eq. 4) of every sample when it was last seen
+
+    for epoch in range(len(rows) + 1, c.epochs + 1):  # Alg. 1: for e = 1..E_max
+        began = time.monotonic()
+        for group in s.optimizer.param_groups:
+            group["lr"] = cosine(c.lr, epoch, c.epochs)
+        correcting = s.refine.started and not c.no_irnet  # Alg. 1's second loop
+        pool = torch.cat([s.pool, s.held_out]) if s.refine.started else s.pool  # at e0 the held-out part joins
+        order = pool[torch.randperm(len(pool), generator=s.generator, device=s.device)]  # Alg. 1: shuffle
+        noisy = irnet.is_noisy(s.candidates, s.labels)  # as every sample is when it is seen
+        steps = len(order) // c.batch_size  # T_max; what is left over has its turn in another epoch
+        total_loss = torch.zeros((), device=s.device)
+        counts = torch.zeros(6, dtype=torch.long, device=s.device)
+        for step in range(steps):  # Alg. 1: for t = 1..T_max, sample mini-batch B_t
+            index = order[step * c.batch_size : (step + 1) * c.batch_size]
+            loss, margins[index], count = train_step(s, c, index, correcting)
+            total_loss += loss
+            counts += count
+            screen.step(epoch, step + 1, steps)
+            if interrupt.signal:
+                screen.stopped(epoch, run.folder)
+                return 128 + interrupt.signal
+        s.base.end_epoch(epoch, c.epochs)
+        trained = time.monotonic() - began
+
+        mean_loss = float(total_loss) / steps
+        if not math.isfinite(mean_loss):
+            print(f"error: the loss is not finite in epoch {epoch}: lower --lr; epoch {epoch - 1} is kept in "
+                  f"{run.folder}", file=sys.stderr)  # fmt: skip
+            return 1
+
+        # Alg. 1: evaluate f, save the result in res[e], check the convergence condition.
+        test = accuracy(s, s.test_images, s.test_labels)
+        val = test if c.val == "test" else validation_score(s)
+        s.refine.end_epoch(val)
+
+        seen = order[: steps * c.batch_size]
+        phi_c, phi_n = irnet.hit_ratios(counts[:4])
+        moved, right = counts[4:].tolist()
+        look = epoch % c.transductive_every == 0 or epoch == c.epochs
+        rows.append(
+            dict(
+                epoch=epoch,
+                lr=cosine(c.lr, epoch, c.epochs),
+                loss=mean_loss,
+                val=val,
+                test=test,
+                transductive=accuracy(s, s.images, s.labels) if look else math.nan,  # over all classes
+                noise_level=irnet.noise_level(s.candidates, s.labels),
+                set_size=float(s.candidates.sum(1).float().mean()),
+                phi_c=phi_c,
+                phi_n=phi_n,
+                bayes_error=irnet.bayes_error(margins[seen], noisy[seen]),
+                corrections=moved,
+                correction_precision=right / moved if moved else math.nan,
+                e0=s.refine.e0,
+                images_per_second=len(seen) / trained,
+                seconds=time.monotonic() - began,
+            )
+        )
+        run.row(rows[-1])
+        run.save(s.state_dict() | dict(config=config, rows=json.dumps(rows)))
+        screen.row(rows[-1])
+
+    summary = summarise(c, s, rows)
+    label = s.refine.corrected_to.cpu().numpy()
+    at = s.refine.corrected_at.cpu().numpy()
+    after = s.candidates.cpu().numpy()
+    truth = s.dataset.labels.numpy()
+    run.finish(summary, before=s.before.numpy(), after=after, corrected_at=at, label=label, truth=truth)
+    screen.closing(c, summary, run.folder)
+    return 0
+
+
+def summarise(c: argparse.Namespace, s: Setup, rows: list[dict]) -> dict:
+    moved = sum(row["corrections"] for row in rows)
+    right = sum(row["corrections"] * row["correction_precision"] for row in rows if row["corrections"])
+    seconds = sum(row["seconds"] for row in rows)
+    trained = sum(row["images_per_second"] * row["seconds"] for row in rows)
+    best, last = max(row["test"] for row in rows), rows[-1]["test"]
+    return dict(
+        dataset=c.dataset,
+        base=c.base,
+        irnet=not c.no_irnet,
+        q=c.q,
+        eta=c.eta,
+        seed=c.seed,
+        epochs=c.epochs,
+        arch=c.arch,
+        e0=s.refine.e0,
+        tau=c.tau,
+        best=best,
+        last=last,
+        gap=best - last,
+        val_selected=max(rows, key=lambda row: (row["val"], row["epoch"]))["test"],
+        transductive=rows[-1]["transductive"],
+        noise_before=irnet.noise_level(s.before, s.dataset.labels),
+        noise_after=rows[-1]["noise_level"],
+        corrections=moved,
+        correction_precision=right / moved if moved else math.nan,
+        images_per_second=trained / seconds,
+        seconds=seconds,
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    try:
+        return train(configure(argv))
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:  # before the first step
+        print("\nstopped before the first step; nothing was lost", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
