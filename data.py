@@ -112,7 +112,7 @@ def _find_or_download(cls, root: Path, train: bool, name: str):
         for path in sorted({root, *root.rglob("*")} - existed, reverse=True):  # leave no empty folders behind
             with contextlib.suppress(OSError):
                 path.rmdir() if path.is_dir() else path.unlink()
-        folder = {"KMNIST": "KMNIST/raw", "FashionMNIST": "FashionMNIST/raw"}.get(cls.__name__, cls.base_folder)
+        folder = getattr(cls, "base_folder", f"{cls.__name__}/raw")
         raise InputError(
             f"{name} is not in {str(root)!r} and cannot be downloaded ({type(error).__name__}): put torchvision's "
             f"files into {str(root / folder)!r}, give another --data, or use --dataset digits, which needs none"

@@ -244,13 +244,14 @@ class PiCO(Base):
         proto_start: int = 1,
         classifier_loss: str = "ce",
         contrast: float = 0.5,
+        phi: tuple[float, float] = (0.95, 0.8),
         f: str = "prototype",
     ):
         super().__init__(candidates)
         self.weights = uniform_weights(candidates)
         self.proto_start, self.contrast, self.f = proto_start, contrast, f
         self.classifier_loss = {"ce": weighted_ce, "sce": self._sce}[classifier_loss]
-        self.epoch, self.phi = 1, 0.99
+        self.epoch, self.phi, self.phi_range = 1, 0.99, phi
 
     @staticmethod
     def _sce(logits, weights):
@@ -283,7 +284,8 @@ class PiCO(Base):
         return network.prototype_probabilities(q, self.prototypes)
 
     def end_epoch(self, epoch, epochs):
-        self.epoch, self.phi = epoch + 1, 0.95 - 0.15 * epoch / epochs
+        start, end = self.phi_range
+        self.epoch, self.phi = epoch + 1, start + (end - start) * epoch / epochs
 
     def state_dict(self):
         return super().state_dict() | {"epoch": self.epoch, "phi": self.phi}

@@ -31,16 +31,26 @@ RELEASED = dict(
     queue=8192,  # C
     key_momentum=0.999,  # C
     prototype_momentum=0.99,  # C
-    classifier_loss="ce",  # PiCO's own; the release has sce under IRNet on CIFAR-10 and KMNIST (--classifier-loss sce)
+    phi=(0.95, 0.8),  # C, the share of PiCO's label weights that an epoch leaves: after the first one, in the last
+    classifier_loss="ce",  # PiCO's own; the release has "sce" with IRNet on CIFAR-10 and KMNIST
+    threads=0,  # O, of a CPU; 0 is torch's choice
 )
 # With --arch cnn or mlp, whatever the dataset (all O): small networks overfit in few epochs, but only under light
 # augmentation, and short runs need faster averages.
-SMALL = dict(
-    arch="cnn", epochs=60, batch_size=64, lr=0.05, weight_decay=1e-4, crop=0.8, flip=0.0, image_size=0, proto_start=1,
-    queue=1024, key_momentum=0.99, prototype_momentum=0.99, classifier_loss="ce",
-)  # fmt: skip
+SMALL = RELEASED | dict(
+    arch="cnn",
+    epochs=60,
+    batch_size=64,
+    lr=0.05,
+    weight_decay=1e-4,
+    crop=0.8,
+    flip=0.0,
+    image_size=0,
+    queue=1024,
+    key_momentum=0.99,
+)
 PRESETS = {
-    "digits": SMALL,
+    "digits": SMALL | dict(threads=1),  # too little work a step to share
     "kmnist": RELEASED | dict(proto_start=100),  # C
     "fashion": RELEASED | dict(proto_start=100),  # O: as KMNIST
     "cifar10": RELEASED,
@@ -57,12 +67,14 @@ TAU_SMALL = 0.02  # O: prototypes of the small networks
 TAU_CLASSIFIER = 0.5  # O
 
 
-def default_tau(dataset: str, q: float, eta: float, small: bool, prototypes: bool) -> float:
-    if not prototypes:
+def default_tau(c: argparse.Namespace) -> float:
+    if c.f == "classifier":
         return TAU_CLASSIFIER
-    if small:
+    if c.arch != "resnet18":
         return TAU_SMALL
-    table = TAU.get(dataset, TAU["kmnist"])
+    table, q, eta = TAU.get(c.dataset, TAU["kmnist"]), c.q, c.eta
+    if q is None:  # sets of one's own: the most cautious row
+        q, eta = min(table), 0.1
     row = table[min(table, key=lambda value: abs(value - q))]
     return row[min(range(3), key=lambda i: abs((0.1, 0.2, 0.3)[i] - eta))]
 
@@ -152,6 +164,7 @@ def parser() -> argparse.ArgumentParser:
     g.add_argument("--proto-start", type=int, metavar="E", help="pico: first epoch of prototype label weights")
     g.add_argument("--queue", type=int, metavar="N", help="pico: keys kept for contrast")
     g.add_argument("--key-momentum", type=float, metavar="M", help="pico: of the key encoder")
+    g.add_argument("--phi", type=float, nargs=2, metavar=("A", "B"), help="pico: of the label weights, from A to B")
     g.add_argument("--prototype-momentum", type=float, metavar="M", help="pico: of the prototypes")
     g = p.add_argument_group("training")
     g.add_argument("--arch", choices=list(models.BACKBONES), help="backbone")
@@ -170,6 +183,7 @@ def parser() -> argparse.ArgumentParser:
         help="bf16 in the networks; auto: on CUDA cards that have it (default auto)",
     )
     g.add_argument("--compile", action="store_true", help="torch.compile the encoders")
+    g.add_argument("--threads", type=int, metavar="N", help="of the CPU; 0 is torch's choice")
     g.add_argument(
         "--transductive-every",
         type=int,
@@ -214,19 +228,21 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
         raise InputError(nearest("--base", c.base, list(losses.BASES)))
     preset = PRESETS.get(c.dataset, RELEASED | dict(image_size=0))
     if c.arch in ("cnn", "mlp"):
-        preset = SMALL | dict(epochs=preset["epochs"])
-    elif c.arch == "resnet18" and preset is SMALL:
+        preset = SMALL | dict(epochs=preset["epochs"], threads=preset["threads"])
+    elif c.arch == "resnet18" and c.dataset == "digits":
         preset = RELEASED | dict(epochs=preset["epochs"], image_size=0)
     for name, value in preset.items():
         if getattr(c, name) is None:
             setattr(c, name, value)
-    if not own or c.q is not None or c.eta is not None:
+    if not own:
         c.q = c.q if c.q is not None else 0.05 if c.dataset == "cifar100" else 0.3
         c.eta = c.eta if c.eta is not None else 0.3
+    elif (c.q is None) != (c.eta is None):
+        raise InputError("--q, --eta: give both, or neither where the file has candidate sets of its own")
     if c.f == "auto":
         c.f = "prototype" if c.base == "pico" else "classifier"
     if c.tau is None:
-        c.tau = default_tau(c.dataset, c.q or 0.3, c.eta or 0.3, c.arch != "resnet18", c.f == "prototype")
+        c.tau = default_tau(c)
     c.transductive_every = c.transductive_every or max(1, c.epochs // 100)
     for name, ok, fix in (
         ("q", c.q is None or 0 <= c.q < 1, "in [0, 1)"),
@@ -243,6 +259,8 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
         ("limit_test", c.limit_test is None or c.limit_test >= 1, "at least 1"),
         ("image_size", c.image_size == 0 or c.image_size >= 8, "0 (as they are) or at least 8"),
         ("proto_start", c.proto_start >= 1, "at least 1"),
+        ("phi", all(0 <= value <= 1 for value in c.phi), "two numbers in [0, 1]"),
+        ("threads", c.threads >= 0, "at least 0"),
         ("beta", 0 <= c.beta < math.inf, "at least 0"),
         ("queue", c.base != "pico" or c.queue >= c.batch_size, "at least --batch-size"),
         ("key_momentum", 0 <= c.key_momentum < 1, "in [0, 1)"),
@@ -254,14 +272,9 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
             raise InputError(f"--{name.replace('_', '-')} {getattr(c, name)}: must be {fix}")
     if c.e0 != "auto" and not (c.e0.isdecimal() and 1 <= int(c.e0) <= c.epochs):
         raise InputError(f"--e0 {c.e0}: must be auto or an epoch from 1 to {c.epochs}")
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if c.device == "auto":
-        mps = torch.backends.mps.is_available()
-        c.device = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
-    elif (
-        c.device == "cuda"
-        and not torch.cuda.is_available()
-        or c.device == "mps"
-        and not torch.backends.mps.is_available()
-    ):
+        c.device = next(device for device in there if there[device])
+    elif not there[c.device]:
         raise InputError(f"--device {c.device}: torch finds no such device here; use --device auto")
     return c

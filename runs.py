@@ -150,7 +150,7 @@ def duration(seconds: float) -> str:
 
 
 class Screen:
-    """One aligned row an epoch; inside a long epoch a bar with the time left (a line a minute without a terminal)."""
+    """One aligned row an epoch; inside a long epoch a bar with the time left (elsewhere a line a minute)."""
 
     HEAD = "epoch   loss    val   test  train  noise   |S|  phi_c  phi_n  bayes  moved  right  img/s"
 

@@ -22,7 +22,7 @@ import irnet
 import losses
 import models
 from data import InputError
-from options import configure, default_tau
+from options import configure
 from runs import Interrupt, Run, Screen
 
 # ------------------------------------------------------------------ what is trained on what
@@ -33,6 +33,8 @@ class Setup:
 
     def __init__(self, c: argparse.Namespace):
         self.device = device = torch.device(c.device)
+        if c.threads:
+            torch.set_num_threads(c.threads)
         self.dataset = d = data.load(c.dataset, c.data, c.image_size or None, c.limit_train, c.limit_test)
 
         # The candidate sets and the held-out part: the same for a seed on every device.
@@ -58,7 +60,7 @@ class Setup:
         shape = (d.images.shape[1], d.images.shape[-1], d.num_classes, d.mean, d.std)
         self.network = models.build(c.arch, *shape, pico).to(device)
         options = {
-            "pico": dict(proto_start=c.proto_start, classifier_loss=c.classifier_loss, f=c.f),
+            "pico": dict(proto_start=c.proto_start, classifier_loss=c.classifier_loss, phi=tuple(c.phi), f=c.f),
             "lwc": dict(beta=c.beta),
         }
         self.base = losses.BASES[c.base](self.candidates, **options.get(c.base, {}))
@@ -97,6 +99,8 @@ def candidate_sets(c: argparse.Namespace, d: data.Dataset, generator: torch.Gene
         if c.q is not None or c.eta is not None:
             raise InputError(f"--q, --eta: {c.dataset} has candidate sets of its own; leave both out")
         return d.candidates
+    if c.q is None:
+        raise InputError(f"{c.dataset} has neither candidates nor annotators: give --q and --eta to make some")
     candidates = data.corrupt(d.labels, d.num_classes, c.q, c.eta, generator)
     if c.eta > 0 and candidates.all():
         raise InputError(f"--q {c.q:g} fills every candidate set, so that none can be noisy: lower it, or --eta 0")
@@ -137,7 +141,7 @@ def cosine(lr: float, epoch: int, epochs: int) -> float:
 
 
 def train_step(s: Setup, c: argparse.Namespace, index: Tensor, correcting: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """One mini-batch: index [B] -> the loss, Eq. 4's tau [B], and six counts. Reads nothing back from the device."""
+    """One mini-batch: index [B] -> the loss, Eq. 4's tau [B], six counts. Reads nothing back from the device."""
     x, labels = s.images[index], s.labels[index]
     views = [s.view(kind, x) for kind in s.base.views]
     with s.autocast():

@@ -1,0 +1,79 @@
+"""The CUDA path without a card: whole training steps on a fake CUDA device.
+
+Under FakeTensorMode tensors have shapes, types and devices but no data: mixing in a CPU tensor raises, and so does
+anything that the host would have to read (.item(), boolean indexing). backward() alone needs a real card.
+"""
+
+import argparse
+import warnings
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import augment
+import irnet
+import losses
+import models
+import train
+
+SHAPES = {"resnet18": (3, 32), "cnn": (1, 28)}
+CLASSES, N, BATCH = 10, 64, 16
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "backward", lambda self: None)
+    # ColorJitter's order is drawn on the host from a CPU generator: no device tensor is read, but none may be fake
+    monkeypatch.setattr(augment, "_host_order", lambda n, generator: list(range(n)))
+    with FakeTensorMode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.set_default_device("cuda")
+        yield
+        torch.set_default_device(None)
+
+
+def setup(base: str, arch: str) -> train.Setup:
+    """train.Setup with everything built on the fake device (modules cannot be moved there)."""
+    channels, size = SHAPES[arch]
+    s = train.Setup.__new__(train.Setup)
+    s.device, s.generator, s.bf16, s.augment = torch.device("cuda"), None, True, {}
+    s.images = torch.zeros(N, channels, size, size, dtype=torch.uint8)
+    s.labels = torch.zeros(N, dtype=torch.long)
+    s.candidates = torch.ones(N, CLASSES, dtype=torch.bool)
+    normal = ((0.5,) * channels,) * 2
+    s.network = models.build(
+        arch, channels, size, CLASSES, *normal, dict(queue_size=64) if base == "pico" else None
+    )
+    s.base = losses.BASES[base](s.candidates)
+    s.refine = irnet.IRNet(s.candidates, 0.01)
+    trained = [p for p in s.network.parameters() if p.requires_grad]
+    s.optimizer = torch.optim.SGD(trained, 0.1, momentum=0.9, foreach=True)
+    return s
+
+
+@pytest.mark.parametrize("correcting", [False, True], ids=["before e0", "after e0"])
+@pytest.mark.parametrize("arch", list(SHAPES))
+@pytest.mark.parametrize("base", list(losses.BASES))
+def test_a_whole_step_stays_on_the_device(fake_cuda, base, arch, correcting):
+    s = setup(base, arch)
+    loss, tau, counts = train.train_step(s, argparse.Namespace(views="ws"), torch.arange(BATCH), correcting)
+    assert loss.shape == () and tau.shape == (BATCH,) and counts.shape == (6,)
+    assert {t.device.type for t in (loss, tau, counts)} == {"cuda"}
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        lambda p, s: irnet.margin(p, s).sum().item(),
+        lambda p, s: irnet.margin(p, s) + torch.zeros(BATCH, device="cpu"),
+        lambda p, s: p[s],
+    ],
+    ids=["item", "cpu tensor", "boolean index"],
+)
+def test_the_check_catches_what_is_planted(fake_cuda, monkeypatch, plant):
+    s = setup("proden", "cnn")
+    original = irnet.hits
+    monkeypatch.setattr(irnet, "hits", lambda p, c, y: (plant(p, c), original(p, c, y))[1])
+    with pytest.raises(Exception, match=r"(?i)item|data.dependent|fake|device|dynamic"):
+        train.train_step(s, argparse.Namespace(views="w"), torch.arange(BATCH), False)

@@ -1,0 +1,361 @@
+"""The real command line at toy size: every base, same seed same run, resume, interruption, bad input, effect."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import losses
+import options
+import train
+
+HERE = Path(__file__).parent
+SHARED = HERE.parent / "shared" / "data"
+TOY = ["--limit-train", "200", "--limit-test", "60", "--batch-size", "32", "--device", "cpu"]
+TIMES = ("seconds", "images_per_second")
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    """Runs write into a folder of their own, and signals are put back."""
+    monkeypatch.chdir(tmp_path)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def rows(folder) -> list[dict]:
+    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+
+
+def untimed(folder) -> list[dict]:
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in rows(folder)]
+
+
+def summary(folder) -> dict:
+    return json.loads((Path(folder) / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("arch", ["cnn", "mlp"])
+@pytest.mark.parametrize("base", list(losses.BASES))
+def test_every_base_trains_corrects_and_leaves_its_files(base, arch, capsys):
+    argv = [*TOY, "--base", base, "--arch", arch, "--epochs", "5", "--e0", "2", "--tau", "0", "--out", "r"]
+    assert train.main(argv) == 0
+    out = capsys.readouterr().out
+    assert "e0: correction starts" in out and "noise level" in out and "last" in out
+    got = summary("r")
+    needed = """dataset base irnet q eta seed epochs arch e0 tau best last gap val_selected transductive
+        noise_before noise_after corrections correction_precision images_per_second seconds""".split()
+    assert set(needed) <= set(got)
+    assert got["e0"] == 2 and got["base"] == base and got["corrections"] > 0
+    assert got["gap"] == pytest.approx(got["best"] - got["last"]) and 0 <= got["last"] <= got["best"] <= 1
+    with np.load("r/candidates.npz", allow_pickle=False) as file:
+        before, after, at, label, truth = (file[k] for k in ("before", "after", "corrected_at", "label", "truth"))
+    assert before.shape == after.shape == (200, 10) and before.dtype == after.dtype == bool
+    assert (after >= before).all() and (after & ~before).sum() == got["corrections"]
+    touched = (after & ~before).any(1)
+    assert np.array_equal(touched, at > 0) and at[touched].min() >= 3  # nothing before the epoch after e0
+    assert after[touched, label[touched]].all() and not before[touched, label[touched]].any()
+    assert (label[~touched] == -1).all()
+    assert got["noise_after"] == pytest.approx(1 - after[np.arange(200), truth].mean())
+    assert [row["corrections"] for row in rows("r")][:2] == [0, 0]
+    state = torch.load("r/checkpoint.pt", weights_only=True)
+    assert np.array_equal(state["refine"]["candidates"].numpy(), after)
+
+
+@pytest.mark.parametrize("views", ["none", "s", "ww", "ws", "ss"])
+def test_the_extra_views_of_table_5(views):
+    assert train.main([*TOY, "--epochs", "3", "--e0", "1", "--tau", "0", "--views", views, "--out", "r"]) == 0
+    assert rows("r")[-1]["epoch"] == 3
+
+
+def test_more_views_make_more_work_only_after_e0(monkeypatch):
+    made = []
+    for kind in ("weak", "strong"):
+        original = getattr(train.data, kind)
+        monkeypatch.setattr(
+            train.data, kind, lambda x, *a, k=kind, f=original, **o: made.append(k) or f(x, *a, **o)
+        )
+    argv = [*TOY, "--base", "proden", "--val", "test", "--epochs", "2", "--e0", "1", "--views", "ws", "--out", "r"]
+    assert train.main(argv) == 0
+    steps = 200 // 32
+    assert made == ["weak"] * steps + ["weak", "weak", "strong"] * steps
+
+
+def test_swap_keeps_the_sizes_of_the_sets():
+    assert train.main([*TOY, "--epochs", "4", "--e0", "1", "--tau", "0", "--swap", "--out", "r"]) == 0
+    with np.load("r/candidates.npz") as file:
+        assert np.array_equal(file["before"].sum(1), file["after"].sum(1))
+    assert summary("r")["corrections"] > 0
+
+
+def test_no_irnet_looks_for_e0_and_corrects_nothing():
+    assert train.main([*TOY, "--base", "cc", "--epochs", "6", "--no-irnet", "--out", "r"]) == 0
+    got = summary("r")
+    assert got["corrections"] == 0 and got["noise_after"] == got["noise_before"] and got["irnet"] is False
+
+
+def test_held_out_part_joins_after_e0():
+    assert train.main([*TOY, "--base", "cc", "--epochs", "3", "--e0", "1", "--batch-size", "10", "--out", "r"]) == 0
+    times = [round(row["images_per_second"] * row["seconds"]) for row in rows("r")]
+    c = options.configure([*TOY, "--base", "cc"])
+    s = train.Setup(c)
+    assert len(s.held_out) == 20 and len(s.pool) == 180
+    assert not set(s.held_out.tolist()) & set(s.pool.tolist())
+    assert len(times) == 3
+
+
+def test_validation_score_reads_no_true_label():
+    s = train.Setup(options.configure([*TOY, "--base", "cc"]))
+    score = train.validation_score(s)
+    guess = train.predict(s, s.images[s.held_out]).tolist()
+    want = np.mean([s.candidates[i, g].item() for i, g in zip(s.held_out.tolist(), guess, strict=True)])
+    assert score == pytest.approx(want)
+    s.labels = None
+    assert train.validation_score(s) == score
+
+
+@pytest.mark.parametrize("base", list(losses.BASES))
+def test_same_seed_same_rows_and_another_seed_others(base):
+    argv = [*TOY, "--base", base, "--epochs", "4", "--e0", "2", "--tau", "0"]
+    for folder, seed in (("a", "0"), ("b", "0"), ("c", "1")):
+        assert train.main([*argv, "--seed", seed, "--out", folder]) == 0
+    assert untimed("a") == untimed("b")
+    assert untimed("a") != untimed("c")
+
+
+@pytest.mark.parametrize("base", ["pico", "lwc", "cc"])
+@pytest.mark.parametrize("stop_in", [2, 4])
+def test_resume_ends_as_the_run_that_was_left_alone(base, stop_in, monkeypatch, capsys):
+    argv = [*TOY, "--base", base, "--epochs", "5", "--e0", "2", "--tau", "0"]
+    assert train.main([*argv, "--out", "whole"]) == 0
+    original, calls = train.train_step, []
+
+    def interrupted(*args):
+        calls.append(1)
+        if len(calls) == (stop_in - 1) * 5 + 3:  # in the middle of an epoch of five or six steps
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*args)
+
+    monkeypatch.setattr(train, "train_step", interrupted)
+    assert train.main([*argv, "--out", "parts"]) == 143
+    assert "--resume" in capsys.readouterr().out
+    monkeypatch.setattr(train, "train_step", original)
+    assert train.main([*argv, "--out", "parts", "--resume"]) == 0
+    assert untimed("parts") == untimed("whole")
+    one, two = (torch.load(f"{name}/checkpoint.pt", weights_only=True)["network"] for name in ("whole", "parts"))
+    assert all(torch.equal(one[k], two[k]) for k in one if k != "_extra_state")
+    with np.load("whole/candidates.npz") as a, np.load("parts/candidates.npz") as b:
+        assert all(np.array_equal(a[k], b[k]) for k in a.files)
+    capsys.readouterr()
+    assert train.main([*argv, "--out", "parts", "--resume"]) == 2
+    assert "finished" in capsys.readouterr().err
+    assert train.main([*argv, "--out", "parts", "--resume", "--lr", "0.7"]) == 2
+    assert "--lr" in capsys.readouterr().err
+
+
+def test_a_folder_with_a_run_is_never_overwritten(capsys):
+    argv = [*TOY, "--base", "cc", "--epochs", "1"]
+    assert train.main([*argv, "--out", "r"]) == 0
+    before = Path("r/metrics.jsonl").read_text()
+    assert train.main([*argv, "--out", "r"]) == 2
+    assert "--resume" in capsys.readouterr().err and Path("r/metrics.jsonl").read_text() == before
+    assert train.main(argv) == 0 and train.main(argv) == 0  # names of its own are numbered
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(monkeypatch, capsys):
+    original, calls = train.train_step, []
+
+    def poisoned(*args):
+        calls.append(1)
+        loss, tau, counts = original(*args)
+        return loss * (math.nan if len(calls) == 8 else 1), tau, counts
+
+    monkeypatch.setattr(train, "train_step", poisoned)
+    assert train.main([*TOY, "--base", "cc", "--epochs", "5", "--out", "r"]) == 1
+    assert "not finite in epoch 2" in capsys.readouterr().err
+    assert len(rows("r")) == 1 and not Path("r/summary.json").exists()
+
+
+def test_cosine_schedule_of_the_release():
+    assert train.cosine(0.01, 1, 1000) == pytest.approx(0.00999998, abs=1e-8)
+    assert train.cosine(0.01, 500, 1000) == pytest.approx(0.005005)
+    assert train.cosine(0.01, 1000, 1000) == pytest.approx(1e-5)
+
+
+# ------------------------------------------------------------------ presets
+
+
+def test_presets_are_the_released_values():
+    c = options.configure(["--dataset", "kmnist", "--q", "0.5", "--eta", "0.3", "--base", "pico"])
+    got = (c.arch, c.epochs, c.batch_size, c.lr, c.weight_decay, c.crop, c.proto_start, c.queue, c.key_momentum)
+    assert got == ("resnet18", 1000, 128, 0.01, 1e-3, 0.2, 100, 8192, 0.999)
+    assert c.tau == 0.008 and c.views == "w" and c.val == "holdout"
+    for dataset, q, eta, tau in (
+        ("cifar10", 0.1, 0.1, 0.020),
+        ("cifar10", 0.3, 0.2, 0.010),
+        ("cifar10", 0.5, 0.3, 0.008),
+        ("cifar100", 0.01, 0.1, 0.004),
+        ("cifar100", 0.05, 0.3, 0.002),
+        ("kmnist", 0.3, 0.3, 0.010),
+    ):
+        c = options.configure(["--dataset", dataset, "--q", str(q), "--eta", str(eta)])
+        assert c.tau == tau, (dataset, q, eta)
+    assert options.configure(["--dataset", "cifar100"]).proto_start == 1
+    assert options.configure([]).arch == "cnn"
+
+
+def test_help_shows_every_option_and_the_presets(capsys):
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--help"])
+    out = capsys.readouterr().out
+    assert stop.value.code == 0
+    for name in """--dataset --data --q --eta --base --no-irnet --tau --views --swap --e0 --val --arch --epochs
+        --batch-size --lr --weight-decay --seed --device --limit-train --limit-test --out --resume --compile
+        --amp""".split():
+        assert name in out, name
+    assert "cifar100" in out and "8192" in out and "0.008" in out
+
+
+# ------------------------------------------------------------------ bad input
+
+BAD = [
+    (["--q", "1"], "--q"),
+    (["--q", "-0.1"], "--q"),
+    (["--q", "nan"], "--q"),
+    (["--eta", "1.0"], "--eta"),
+    (["--eta", "-1"], "--eta"),
+    (["--q", "0.9999999", "--eta", "0.3", "--limit-train", "50", "--batch-size", "8"], "--q"),
+    (["--base", "foo"], "--base"),
+    (["--base", "prodn"], "proden"),
+    (["--dataset", "kmist"], "kmnist"),
+    (["--dataset", "kmnist", "--data", "nowhere"], "digits"),
+    (["--dataset", "absent.npz"], "absent.npz"),
+    (["--epochs", "0"], "--epochs"),
+    (["--epochs", "-3"], "--epochs"),
+    (["--epochs", "many"], "--epochs"),
+    (["--batch-size", "5000"], "--batch-size"),
+    (["--batch-size", "1"], "--batch-size"),
+    (["--limit-train", "40"], "--batch-size"),
+    (["--lr", "0"], "--lr"),
+    (["--tau", "2"], "--tau"),
+    (["--e0", "soon"], "--e0"),
+    (["--e0", "61"], "--e0"),
+    (["--views", "x"], "--views"),
+    (["--crop", "0"], "--crop"),
+    (["--f", "prototype", "--base", "cc"], "--f"),
+    (["--queue", "10"], "--queue"),
+    (["--resume"], "--resume"),
+    (["--nonsense"], "--nonsense"),
+    (["--device", "cuda"], "--device"),
+]
+
+
+@pytest.mark.parametrize(("argv", "named"), BAD, ids=[" ".join(argv) for argv, _ in BAD])
+def test_bad_input_gets_one_line_and_exit_2(argv, named, capfd):
+    if "cuda" in argv and torch.cuda.is_available():
+        pytest.skip("there is a card")
+    try:
+        code = train.main(argv)
+    except SystemExit as stop:
+        code = stop.code
+    err = capfd.readouterr().err
+    assert code == 2 and err.startswith("error: ") and err.count("\n") == 1 and named in err, err
+    assert list(Path().iterdir()) == []  # nothing written
+
+
+@pytest.mark.parametrize("what", ["missing", "floats", "labels", "empty", "pickle"])
+def test_bad_files_get_one_line_and_exit_2(what, capfd):
+    x, y = np.zeros((20, 8, 8), np.uint8), np.arange(20) % 4
+    arrays = dict(x_train=x, y_train=y, x_test=x, y_test=y)
+    arrays |= {
+        "missing": {},
+        "floats": dict(x_train=x.astype(np.float32)),
+        "labels": dict(y_train=y - 1),
+        "empty": dict(candidates=np.zeros((20, 4), bool)),
+        "pickle": dict(y_train=np.array([{}] * 20, dtype=object)),
+    }[what]
+    if what == "missing":
+        del arrays["y_test"]
+    np.savez("bad.npz", **arrays)
+    assert train.main(["--dataset", "bad.npz", "--batch-size", "4", "--arch", "mlp"]) == 2
+    err = capfd.readouterr().err
+    assert err.startswith("error: ") and err.count("\n") == 1 and "bad.npz" in err
+    assert [p.name for p in Path().iterdir()] == ["bad.npz"]
+
+
+def test_own_data_with_annotators(capsys):
+    rng = np.random.RandomState(0)
+    y = np.arange(120) % 3
+    x = (rng.rand(120, 8, 8, 3) * 60 + 60 * y[:, None, None, None]).astype(np.uint8)
+    votes = np.stack([y, y, np.where(rng.rand(120) < 0.5, y, (y + 1) % 3)], 1)
+    np.savez("own.npz", x_train=x, y_train=y, x_test=x[:30], y_test=y[:30], annotators=votes)
+    argv = ["--dataset", "own.npz", "--arch", "cnn", "--epochs", "2", "--batch-size", "20", "--out", "r"]
+    assert train.main(argv) == 0
+    assert summary("r")["q"] is None and summary("r")["noise_before"] == 0
+    assert train.main([*argv, "--q", "0.1"]) == 2
+    assert "candidate sets of its own" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------ as a person runs it
+
+
+def command(*argv, **options):
+    return subprocess.Popen(
+        [sys.executable, str(HERE / "train.py"), *argv],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def test_ctrl_c_leaves_no_traceback_and_says_how_to_go_on():
+    process = command(*TOY, "--epochs", "5000", "--out", "r")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (Path("r/checkpoint.pt")).exists():
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in out + err
+    assert "--resume" in out and len(rows("r")) >= 1
+
+
+@pytest.mark.skipif(not (SHARED / "KMNIST").exists(), reason="needs ../shared/data")
+def test_the_papers_experiment_starts_and_shows_the_time_left():
+    argv = ["--dataset", "kmnist", "--data", str(SHARED), "--q", "0.5", "--eta", "0.3", "--base", "pico"]
+    began = time.monotonic()
+    process = command(*argv, "--out", "r")
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if " left in it" in line:
+            break
+    took = time.monotonic() - began
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=90)
+    text = "".join(seen)
+    assert "60,000 training" in text and "resnet18" in text and "1000 epochs" in text and "23.0" in text
+    assert took < 60 and process.returncode == 143 and "Traceback" not in err
+
+
+@pytest.mark.parametrize("base", ["proden", "log"])
+def test_irnet_does_what_it_is_for(base):
+    """Digits, q = eta = 0.3, a short run: the noise leaves the sets and accuracy stays up."""
+    argv = ["--base", base, "--epochs", "30", "--transductive-every", "30", "--device", "cpu"]
+    assert train.main([*argv, "--out", "with"]) == 0
+    assert train.main([*argv, "--out", "without", "--no-irnet"]) == 0
+    got, base_alone = summary("with"), summary("without")
+    assert got["noise_before"] > 0.28 and got["noise_after"] < 0.06 and got["correction_precision"] > 0.85
+    assert got["e0"] is not None and got["e0"] <= 15
+    assert got["last"] > 0.95 and got["last"] - base_alone["last"] > 0.05
