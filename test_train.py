@@ -104,14 +104,17 @@ def test_no_irnet_looks_for_e0_and_corrects_nothing():
     assert got["corrections"] == 0 and got["noise_after"] == got["noise_before"] and got["irnet"] is False
 
 
-def test_held_out_part_joins_after_e0():
-    assert train.main([*TOY, "--base", "cc", "--epochs", "3", "--e0", "1", "--batch-size", "10", "--out", "r"]) == 0
-    times = [round(row["images_per_second"] * row["seconds"]) for row in rows("r")]
-    c = options.configure([*TOY, "--base", "cc"])
-    s = train.Setup(c)
-    assert len(s.held_out) == 20 and len(s.pool) == 180
-    assert not set(s.held_out.tolist()) & set(s.pool.tolist())
-    assert len(times) == 3
+@pytest.mark.parametrize("irnet", [[], ["--no-irnet"]], ids=["irnet", "no-irnet"])
+def test_held_out_part_joins_after_e0(irnet, monkeypatch):
+    original, seen = train.train_step, []
+    monkeypatch.setattr(train, "train_step", lambda s, c, i, k: seen.append(i.tolist()) or original(s, c, i, k))
+    argv = [*TOY, "--base", "cc", "--batch-size", "10", "--epochs", "3", "--e0", "1", *irnet]
+    assert train.main([*argv, "--out", "r"]) == 0
+    s = train.Setup(options.configure(argv))
+    held_out, pool = set(s.held_out.tolist()), set(s.pool.tolist())
+    assert len(held_out) == 20 and len(pool) == 180 and not held_out & pool
+    first, second = (sorted(sum(part, [])) for part in (seen[:18], seen[18:38]))
+    assert first == sorted(pool) and second == list(range(200))
 
 
 def test_validation_score_reads_no_true_label():

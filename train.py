@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -31,11 +32,13 @@ from runs import Interrupt, Run, Screen
 class Setup:
     """Everything before the first epoch: data, candidate sets, network, base, IRNet, optimiser, random numbers."""
 
-    def __init__(self, c: argparse.Namespace):
+    def __init__(self, c: argparse.Namespace, dataset: data.Dataset | None = None):
         self.device = device = torch.device(c.device)
         if c.threads:
             torch.set_num_threads(c.threads)
-        self.dataset = d = data.load(c.dataset, c.data, c.image_size or None, c.limit_train, c.limit_test)
+        self.dataset = d = dataset or data.load(
+            c.dataset, c.data, c.image_size or None, c.limit_train, c.limit_test
+        )
 
         # The candidate sets and the held-out part: the same for a seed on every device.
         seeded = torch.Generator().manual_seed(c.seed)
@@ -164,11 +167,47 @@ def train_step(s: Setup, c: argparse.Namespace, index: Tensor, correcting: bool)
     return loss.detach(), tau, torch.cat([counts, corrections])
 
 
+def train_epoch(s: Setup, c: argparse.Namespace, epoch: int, screen: Screen, interrupt: Interrupt) -> dict | None:
+    """Alg. 1: shuffle, then the mini-batches of one epoch -> its row so far; None if it was interrupted."""
+    began = time.monotonic()
+    for group in s.optimizer.param_groups:
+        group["lr"] = cosine(c.lr, epoch, c.epochs)
+    correcting = s.refine.started and not c.no_irnet  # Alg. 1's second loop
+    pool = torch.cat([s.pool, s.held_out]) if s.refine.started else s.pool  # after e0 the held-out part joins
+    order = pool[torch.randperm(len(pool), generator=s.generator, device=s.device)]
+    steps = len(order) // c.batch_size  # T_max; what is left over has its turn in another epoch
+    seen = order[: steps * c.batch_size]
+    noisy = irnet.is_noisy(s.candidates[seen], s.labels[seen])  # as each is when it is seen
+    taus, total_loss = [], torch.zeros((), device=s.device)
+    counts = torch.zeros(6, dtype=torch.long, device=s.device)
+    for step, index in enumerate(seen.split(c.batch_size), 1):
+        loss, tau, count = train_step(s, c, index, correcting)
+        taus.append(tau)
+        total_loss += loss
+        counts += count
+        screen.step(epoch, step, steps)
+        if interrupt.signal:
+            return None
+    s.base.end_epoch(epoch, c.epochs)
+    phi_c, phi_n = irnet.hit_ratios(counts[:4])  # the first read: the device has finished
+    moved, right = counts[4:].tolist()
+    return dict(
+        epoch=epoch,
+        lr=cosine(c.lr, epoch, c.epochs),
+        loss=float(total_loss) / steps,
+        phi_c=phi_c,
+        phi_n=phi_n,
+        bayes_error=irnet.bayes_error(torch.cat(taus), noisy),
+        corrections=moved,
+        correction_precision=right / moved if moved else math.nan,
+        images_per_second=len(seen) / (time.monotonic() - began),
+    )
+
+
 def train(c: argparse.Namespace) -> int:
     s = Setup(c)
-    given = c.q is not None
     name = f"{Path(c.dataset).stem}-{c.base}{'' if c.no_irnet else '-irnet'}"
-    name += (f"-q{c.q:g}-eta{c.eta:g}" if given else "") + f"-seed{c.seed}"
+    name += (f"-q{c.q:g}-eta{c.eta:g}" if c.q is not None else "") + f"-seed{c.seed}"
     folder = Path(c.out) if c.out else Path("runs") / name
     run = (Run.latest if c.resume else Run.fresh)(folder, c.out is not None)
     config = {key: value for key, value in vars(c).items() if key not in ("resume", "out", "data")}
@@ -180,76 +219,43 @@ def train(c: argparse.Namespace) -> int:
     screen = Screen(c.epochs, len(s.pool) // c.batch_size)
     screen.opening(c, s, run.folder)
     interrupt = Interrupt()
-    margins = torch.zeros(len(s.images), device=s.device)  # tau (Eq. 4) of every sample when it was last seen
 
     for epoch in range(len(rows) + 1, c.epochs + 1):  # Alg. 1: for e = 1..E_max
         began = time.monotonic()
-        for group in s.optimizer.param_groups:
-            group["lr"] = cosine(c.lr, epoch, c.epochs)
-        correcting = s.refine.started and not c.no_irnet  # Alg. 1's second loop
-        pool = torch.cat([s.pool, s.held_out]) if s.refine.started else s.pool  # at e0 the held-out part joins
-        order = pool[torch.randperm(len(pool), generator=s.generator, device=s.device)]  # Alg. 1: shuffle
-        noisy = irnet.is_noisy(s.candidates, s.labels)  # as every sample is when it is seen
-        steps = len(order) // c.batch_size  # T_max; what is left over has its turn in another epoch
-        total_loss = torch.zeros((), device=s.device)
-        counts = torch.zeros(6, dtype=torch.long, device=s.device)
-        for step in range(steps):  # Alg. 1: for t = 1..T_max, sample mini-batch B_t
-            index = order[step * c.batch_size : (step + 1) * c.batch_size]
-            loss, margins[index], count = train_step(s, c, index, correcting)
-            total_loss += loss
-            counts += count
-            screen.step(epoch, step + 1, steps)
-            if interrupt.signal:
-                screen.stopped(epoch, run.folder)
-                return 128 + interrupt.signal
-        s.base.end_epoch(epoch, c.epochs)
-        trained = time.monotonic() - began
-
-        mean_loss = float(total_loss) / steps
-        if not math.isfinite(mean_loss):
-            print(f"error: the loss is not finite in epoch {epoch}: lower --lr; epoch {epoch - 1} is kept in "
-                  f"{run.folder}", file=sys.stderr)  # fmt: skip
+        row = train_epoch(s, c, epoch, screen, interrupt)
+        if row is None:
+            screen.stopped(epoch, run.folder)
+            return 128 + interrupt.signal
+        if not math.isfinite(row["loss"]):
+            kept = f"epoch {epoch - 1} is kept in {run.folder}"
+            print(f"error: the loss is not finite in epoch {epoch}: lower --lr; {kept}", file=sys.stderr)
             return 1
 
         # Alg. 1: evaluate f, save the result in res[e], check the convergence condition.
-        test = accuracy(s, s.test_images, s.test_labels)
-        val = test if c.val == "test" else validation_score(s)
-        s.refine.end_epoch(val)
+        row["test"] = accuracy(s, s.test_images, s.test_labels)
+        row["val"] = row["test"] if c.val == "test" else validation_score(s)
+        s.refine.end_epoch(row["val"])
 
-        seen = order[: steps * c.batch_size]
-        phi_c, phi_n = irnet.hit_ratios(counts[:4])
-        moved, right = counts[4:].tolist()
         look = epoch % c.transductive_every == 0 or epoch == c.epochs
-        rows.append(
-            dict(
-                epoch=epoch,
-                lr=cosine(c.lr, epoch, c.epochs),
-                loss=mean_loss,
-                val=val,
-                test=test,
-                transductive=accuracy(s, s.images, s.labels) if look else math.nan,  # over all classes
-                noise_level=irnet.noise_level(s.candidates, s.labels),
-                set_size=float(s.candidates.sum(1).float().mean()),
-                phi_c=phi_c,
-                phi_n=phi_n,
-                bayes_error=irnet.bayes_error(margins[seen], noisy[seen]),
-                corrections=moved,
-                correction_precision=right / moved if moved else math.nan,
-                e0=s.refine.e0,
-                images_per_second=len(seen) / trained,
-                seconds=time.monotonic() - began,
-            )
-        )
-        run.row(rows[-1])
+        row["transductive"] = accuracy(s, s.images, s.labels) if look else math.nan  # over all classes
+        row["noise_level"] = irnet.noise_level(s.candidates, s.labels)
+        row["set_size"] = float(s.candidates.sum(1).float().mean())
+        row["e0"] = s.refine.e0
+        row["seconds"] = time.monotonic() - began
+        rows.append(row)
+        run.row(row)
         run.save(s.state_dict() | dict(config=config, rows=json.dumps(rows)))
-        screen.row(rows[-1])
+        screen.row(row)
 
     summary = summarise(c, s, rows)
-    label = s.refine.corrected_to.cpu().numpy()
-    at = s.refine.corrected_at.cpu().numpy()
-    after = s.candidates.cpu().numpy()
-    truth = s.dataset.labels.numpy()
-    run.finish(summary, before=s.before.numpy(), after=after, corrected_at=at, label=label, truth=truth)
+    run.finish(
+        summary,
+        before=s.before.numpy(),
+        after=s.candidates.cpu().numpy(),
+        corrected_at=s.refine.corrected_at.cpu().numpy(),
+        label=s.refine.corrected_to.cpu().numpy(),
+        truth=s.dataset.labels.numpy(),
+    )
     screen.closing(c, summary, run.folder)
     return 0
 
@@ -258,7 +264,6 @@ def summarise(c: argparse.Namespace, s: Setup, rows: list[dict]) -> dict:
     moved = sum(row["corrections"] for row in rows)
     right = sum(row["corrections"] * row["correction_precision"] for row in rows if row["corrections"])
     seconds = sum(row["seconds"] for row in rows)
-    trained = sum(row["images_per_second"] * row["seconds"] for row in rows)
     best, last = max(row["test"] for row in rows), rows[-1]["test"]
     return dict(
         dataset=c.dataset,
@@ -280,7 +285,7 @@ def summarise(c: argparse.Namespace, s: Setup, rows: list[dict]) -> dict:
         noise_after=rows[-1]["noise_level"],
         corrections=moved,
         correction_precision=right / moved if moved else math.nan,
-        images_per_second=trained / seconds,
+        images_per_second=statistics.median(row["images_per_second"] for row in rows),
         seconds=seconds,
     )
 

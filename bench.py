@@ -1,0 +1,303 @@
+"""Speed as ratios: what a step costs beyond the networks' own passes, and what the augmentations save.
+
+    python bench.py                    about five minutes on two CPU cores; prints a table, writes bench.json
+    python bench.py --only weak step   the rows whose name contains one of these words
+
+Times vary with the machine and with what else it does, so none is printed. The two sides of every ratio run
+turn and turn about; a row shows the median ratio and the smallest and largest one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageEnhance, ImageOps
+from torchvision import transforms
+from torchvision.transforms.functional import pil_to_tensor
+
+import augment
+import data
+import train
+from options import configure
+
+Row = dict
+
+
+def timed(run: Callable, calls: int) -> float:
+    began = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - began) / calls
+
+
+def side_by_side(
+    name: str, top: Callable, bottom: Callable, asked: str, repeats: int = 7, calls: int = 1, **more
+) -> Row:
+    """time(top) / time(bottom), measured alternately after one call of each to warm up."""
+    top(), bottom()
+    ratios = [timed(top, calls) / timed(bottom, calls) for _ in range(repeats)]
+    return row_of(name, ratios, asked, **more)
+
+
+def row_of(name: str, ratios: list[float], asked: str, **more) -> Row:
+    return dict(name=name, ratio=statistics.median(ratios), low=min(ratios), high=max(ratios), asked=asked, **more)
+
+
+def synthetic(n: int, classes: int, channels: int, size: int) -> data.Dataset:
+    g = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (n, channels, size, size), dtype=torch.uint8, generator=g)
+    labels = torch.randint(0, classes, (n,), generator=g)
+    normal = ((0.5,) * channels,) * 2
+    return data.Dataset("synthetic", images, labels, images[:100], labels[:100], classes, *normal)
+
+
+def setup(
+    base: str, arch: str, batch: int, dataset: data.Dataset, *more: str
+) -> tuple[argparse.Namespace, train.Setup]:
+    argv = ["--dataset", "cifar10", "--base", base, "--arch", arch, "--batch-size", str(batch), "--device", "cpu"]
+    c = configure([*argv, *more])
+    return c, train.Setup(c, dataset)
+
+
+# ------------------------------------------------------------------ augmentation against PIL
+
+
+def pil_operations() -> list[Callable]:
+    """The 14 operations of RandAugment on PIL images, values drawn as in the release."""
+
+    def enhance(kind):
+        return lambda x: kind(x).enhance(random.uniform(0.05, 0.95))
+
+    def move(matrix):
+        return lambda x: x.transform(x.size, Image.Transform.AFFINE, matrix(x.size[0]))
+
+    shear = lambda: random.uniform(-0.3, 0.3)  # noqa: E731
+    return [
+        lambda x: x,
+        ImageOps.autocontrast,
+        ImageOps.equalize,
+        lambda x: ImageOps.posterize(x, int(random.uniform(4, 8))),
+        lambda x: ImageOps.solarize(x, random.uniform(0, 256)),
+        *map(enhance, (ImageEnhance.Brightness, ImageEnhance.Color, ImageEnhance.Contrast, ImageEnhance.Sharpness)),
+        lambda x: x.rotate(random.uniform(-30, 30)),
+        move(lambda size: (1, shear(), 0, 0, 1, 0)),
+        move(lambda size: (1, 0, 0, shear(), 1, 0)),
+        move(lambda size: (1, 0, shear() * size, 0, 1, 0)),
+        move(lambda size: (1, 0, 0, 0, 1, shear() * size)),
+    ]
+
+
+def pil_cutout(x: Image.Image) -> Image.Image:
+    size, x = x.size[0], x.copy()
+    side = random.uniform(0, 0.5) * size
+    left, top = (max(0, random.uniform(0, size) - side / 2) for _ in range(2))
+    ImageDraw.Draw(x).rectangle((left, top, min(size, left + side), min(size, top + side)), (125, 123, 114))
+    return x
+
+
+def augmentation() -> Iterator[Row]:
+    torch.set_num_threads(1)
+    images = torch.randint(0, 256, (256, 3, 32, 32), dtype=torch.uint8)
+    pictures = [transforms.functional.to_pil_image(image) for image in images]
+    crop = [transforms.RandomResizedCrop(32, (0.2, 1.0)), transforms.RandomHorizontalFlip()]
+    jitter = transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8)
+    weak = transforms.Compose([*crop, jitter, transforms.RandomGrayscale(0.2), transforms.ToTensor()])
+    operations = pil_operations()
+
+    def strong(x: Image.Image) -> torch.Tensor:
+        for transform in crop:
+            x = transform(x)
+        for operation in random.choices(operations, k=3):
+            x = operation(x)
+        return pil_to_tensor(pil_cutout(x)).float().div_(255)
+
+    for name, theirs, ours, asked in (
+        ("weak augmentation, PIL / ours", weak, augment.weak, ">= 8"),
+        ("strong augmentation, PIL / ours", strong, augment.strong, ">= 5"),
+    ):
+        yield side_by_side(name, lambda f=theirs: [f(x) for x in pictures], lambda f=ours: f(images), asked)
+
+
+# ------------------------------------------------------------------ the step against the bare networks
+
+
+def bare_passes(s: train.Setup, extra_view: bool) -> Callable:
+    """The same forward and backward passes on ready images, and nothing else."""
+    x = s.view("w", s.images[s.pool[: s.batch]])
+    pico = s.base.views == "ws"
+
+    def run() -> None:
+        s.optimizer.zero_grad(set_to_none=True)
+        outputs = s.network.embed(x) if pico else (s.network(x),)
+        sum(output.float().square().mean() for output in outputs).backward()
+        with torch.no_grad():
+            if pico:
+                s.network.key.embed(x)
+            if extra_view:
+                s.network.peek_embedding(x) if pico else s.network.peek(x)
+
+    return run
+
+
+def step(base: str, arch: str, batch: int, shape: tuple[int, int], extra: bool, asked: str, **times) -> Row:
+    torch.set_num_threads(THREADS)
+    c, s = setup(base, arch, batch, synthetic(4 * batch, 10, *shape))
+    s.batch, index = batch, s.pool[:batch]
+    when = "after e0" if extra else "before e0"
+    name = f"bare networks / whole step, {arch}, {base}, batch {batch}, {when}"
+    return side_by_side(name, bare_passes(s, extra), lambda: train.train_step(s, c, index, extra), asked, **times)
+
+
+def steps() -> Iterator[Row]:
+    yield step("pico", "resnet18", 128, (3, 32), False, ">= 0.93", repeats=5)
+    yield step("pico", "resnet18", 128, (3, 32), True, ">= 0.90", repeats=5)
+    yield step("proden", "cnn", 256, (1, 28), False, ">= 0.75", calls=3)
+    yield step("proden", "cnn", 256, (1, 28), True, "", calls=3)
+    yield step("pico", "cnn", 256, (1, 28), False, "", calls=3)
+
+
+# ------------------------------------------------------------------ an epoch, corruption, growth, memory
+
+
+class Quiet:
+    """No terminal and no interruption."""
+
+    signal = 0
+
+    def step(self, *args) -> None:
+        pass
+
+
+def epoch() -> Iterator[Row]:
+    torch.set_num_threads(THREADS)
+    c, s = setup("proden", "cnn", 256, synthetic(20_000, 10, 1, 28))
+    quiet, original = Quiet(), train.train_step
+    ratios = []
+    for number in range(1, 5):
+        spent = []
+
+        def timed_step(*args, spent=spent):
+            began = time.perf_counter()
+            result = original(*args)
+            spent.append(time.perf_counter() - began)
+            return result
+
+        train.train_step = timed_step
+        began = time.perf_counter()
+        train.train_epoch(s, c, number, quiet, quiet)
+        ratios.append((time.perf_counter() - began) / sum(spent))
+        train.train_step = original
+    yield row_of("an epoch / the sum of its steps, cnn, proden", ratios[1:], "<= 1.05")
+
+
+def corruption() -> Iterator[Row]:
+    torch.set_num_threads(THREADS)
+    labels = torch.randint(0, 100, (50_000,), generator=torch.Generator().manual_seed(0))
+
+    def one_by_one() -> None:
+        rng = np.random.RandomState(0)
+        for y in labels[:5000].tolist():
+            candidates = rng.rand(100) < 0.05
+            candidates[y] = True
+            if rng.rand() < 0.3:
+                candidates[rng.choice(np.flatnonzero(~candidates))] = True
+                candidates[y] = False
+
+    row = side_by_side("corrupt, a loop over samples / ours, 100 classes", one_by_one,
+                       lambda: data.corrupt(labels, 100, 0.05, 0.3), "")  # fmt: skip
+    yield row | {key: 10 * row[key] for key in ("ratio", "low", "high")}  # the loop did a tenth of them
+
+
+def growth() -> Iterator[Row]:
+    """The cost of a step, and the bytes a sample, as N grows: synthetic 8x8 images, the MLP, batch 256."""
+    torch.set_num_threads(THREADS)
+    for classes in (10, 100):
+        made = {n: setup("proden", "mlp", 256, synthetic(n, classes, 1, 8)) for n in (10**4, 10**5, 10**6)}
+
+        def run(n: int, made=made) -> Callable:
+            c, s = made[n]
+            order = iter(s.pool[torch.randperm(len(s.pool))].repeat(20).split(256))
+            return lambda: train.train_step(s, c, next(order), True)
+
+        small, bytes_small = run(10**4), bytes_a_sample(made[10**4][1])
+        for n in (10**5, 10**6):
+            name = f"a step at N = {n:.0e} / at N = 1e+04, {classes} classes".replace("e+0", "e")
+            more = dict(bytes_a_sample=bytes_a_sample(made[n][1]), bytes_a_sample_small=bytes_small)
+            yield side_by_side(name, run(n), small, "<= 1.15", repeats=15, calls=20, **more)
+
+
+def bytes_a_sample(s: train.Setup) -> float:
+    state = (s.images, s.labels, s.candidates, s.base.weights, s.refine.corrected_at, s.refine.corrected_to, s.pool)
+    return sum(t.numel() * t.element_size() for t in state if t is not None) / len(s.images)
+
+
+def memory() -> Iterator[Row]:
+    """Peak resident memory of an epoch of KMNIST's size with the small CNN, against the images alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        d = synthetic(70_000, 10, 1, 28)
+        x, y = d.images[:, 0].numpy(), d.labels.numpy()
+        np.savez(
+            Path(folder) / "size.npz", x_train=x[:60_000], y_train=y[:60_000], x_test=x[60_000:], y_test=y[60_000:]
+        )
+        argv = [
+            "--arch",
+            "cnn",
+            "--base",
+            "proden",
+            "--q",
+            "0.3",
+            "--eta",
+            "0.3",
+            "--epochs",
+            "1",
+            "--device",
+            "cpu",
+        ]
+        argv += ["--dataset", f"{folder}/size.npz", "--batch-size", "256", "--out", f"{folder}/run"]
+        subprocess.run([sys.executable, "train.py", *argv], check=True, stdout=subprocess.DEVNULL)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    look = "import resource, train; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    alone = int(subprocess.run([sys.executable, "-c", look], check=True, capture_output=True).stdout) * 1024
+    name = "peak memory of an epoch of KMNIST's size, cnn / of importing torch and the project"
+    yield row_of(name, [peak / alone], "", megabytes=peak / 2**20)
+
+
+SECTIONS = dict(
+    augmentation=augmentation, step=steps, epoch=epoch, corrupt=corruption, growth=growth, memory=memory
+)
+THREADS = torch.get_num_threads()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), help="these parts alone")
+    parser.add_argument("--out", default="bench.json", help="where the table goes as JSON (default bench.json)")
+    chosen = parser.parse_args()
+    rows = []
+    print(f"torch {torch.__version__}, {THREADS} CPU threads\n\n{'ratio':>8} {'spread':>17} {'asked':>8}  what")
+    for name in chosen.only or SECTIONS:
+        for row in SECTIONS[name]():
+            rows.append(row)
+            extra = "".join(f"  {key} {row[key]:.0f}" for key in row if key.startswith(("bytes", "mega")))
+            spread = f"{row['low']:.3f} - {row['high']:.3f}"
+            print(f"{row['ratio']:8.3f} {spread:>17} {row['asked']:>8}  {row['name']}{extra}", flush=True)
+    Path(chosen.out).write_text(
+        json.dumps(dict(torch=torch.__version__, threads=THREADS, rows=rows), indent=2) + "\n"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
