@@ -157,7 +157,8 @@ def step(base: str, arch: str, batch: int, shape: tuple[int, int], extra: bool, 
     s.batch, index = batch, s.pool[:batch]
     when = "after e0" if extra else "before e0"
     name = f"bare networks / whole step, {arch}, {base}, batch {batch}, {when}"
-    return side_by_side(name, bare_passes(s, extra), lambda: train.train_step(s, c, index, extra), asked, **times)
+    whole = lambda: train.train_step(s, c, index, s.images[index], extra)  # noqa: E731
+    return side_by_side(name, bare_passes(s, extra), whole, asked, **times)
 
 
 def steps() -> Iterator[Row]:
@@ -228,8 +229,8 @@ def growth() -> Iterator[Row]:
 
         def run(n: int, made=made) -> Callable:
             c, s = made[n]
-            order = iter(s.pool[torch.randperm(len(s.pool))].repeat(20).split(256))
-            return lambda: train.train_step(s, c, next(order), True)
+            batches = s.batches(s.pool[torch.randperm(len(s.pool))].repeat(20), 256)
+            return lambda: train.train_step(s, c, *next(batches), True)
 
         small, bytes_small = run(10**4), bytes_a_sample(made[10**4][1])
         for n in (10**5, 10**6):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,20 +56,18 @@ def load(
     limit_train: int | None = None,
     limit_test: int | None = None,
 ) -> Dataset:
-    """A dataset by name, or from an .npz file; `size` resizes, the limits keep the first N images."""
+    """A dataset by name, or one's own; `size` resizes, the limits keep the first N images."""
     if name == "digits":
         data = _digits()
     elif name in TORCHVISION:
         data = _torchvision(name, Path(root))
-    elif name.endswith(".npz"):
-        data = _npz(Path(name))
     else:
-        raise InputError(f"unknown dataset {name!r}: digits, {', '.join(TORCHVISION)}, or a file.npz")
+        data = _own(Path(name))
     for part, limit in (("", limit_train), ("test_", limit_test)):
         images = getattr(data, part + "images")[:limit]
         if size is not None and images.shape[-1] != size:
             images = resize(images, [size, size], antialias=True)
-        setattr(data, part + "images", images.contiguous())
+        setattr(data, part + "images", images)
         setattr(data, part + "labels", getattr(data, part + "labels")[:limit])
     if data.candidates is not None:
         data.candidates = data.candidates[:limit_train]
@@ -86,7 +85,7 @@ def _digits() -> Dataset:
 
 
 def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    pixels = images.double().transpose(0, 1).flatten(1) / 255  # [ch, N H W]
+    pixels = images[:10_000].double().transpose(0, 1).flatten(1) / 255  # [ch, N H W]
     return tuple(pixels.mean(1).tolist()), tuple(pixels.std(1).clamp_min(1e-3).tolist())
 
 
@@ -119,13 +118,19 @@ def _find_or_download(cls, root: Path, train: bool, name: str):
         ) from None
 
 
-def _npz(path: Path) -> Dataset:
-    """One's own data: x_train u8 [N,H,W] or [N,H,W,3], y_train, x_test, y_test, and candidates or annotators."""
+def _own(path: Path) -> Dataset:
+    """One's own data: x_train u8 [N,H,H] or [N,H,H,3], y_train, x_test, y_test, and candidates or annotators, in an
+    .npz file or as .npy files in a folder, which stay on the disk until they are read (memory-mapped)."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {str(path)!r} as an .npz of plain arrays: {error}") from None
+        if path.is_dir():
+            arrays = {f.stem: np.load(f, mmap_mode="c", allow_pickle=False) for f in path.glob("*.npy")}
+        else:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {key: file[key] for key in file.files}
+    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"cannot read {str(path)!r} as plain arrays (.npz, or a folder of .npy): {error}"
+        ) from None
     missing = {"x_train", "y_train", "x_test", "y_test"} - set(arrays)
     if missing:
         raise InputError(f"{str(path)!r} lacks {', '.join(sorted(missing))}; it has {', '.join(sorted(arrays))}")

@@ -9,6 +9,7 @@ import argparse
 import difflib
 import math
 import sys
+from pathlib import Path
 
 import torch
 
@@ -41,8 +42,7 @@ SMALL = RELEASED | dict(
     arch="cnn",
     epochs=60,
     batch_size=64,
-    lr=0.05,
-    weight_decay=1e-4,
+    lr=0.02,
     crop=0.8,
     flip=0.0,
     image_size=0,
@@ -63,8 +63,8 @@ TAU = {
     "cifar100": {0.01: (0.004, 0.002, 0.002), 0.03: (0.002, 0.002, 0.002), 0.05: (0.002, 0.002, 0.002)},
     "kmnist": {0.1: (0.010, 0.010, 0.010), 0.3: (0.010, 0.010, 0.010), 0.5: (0.010, 0.010, 0.008)},
 }
-TAU_SMALL = 0.02  # O: prototypes of the small networks
-TAU_CLASSIFIER = 0.5  # O
+TAU_SMALL = 0.004  # O: prototypes of the small networks
+TAU_CLASSIFIER = 0.3  # O
 
 
 def default_tau(c: argparse.Namespace) -> float:
@@ -118,6 +118,12 @@ def parser() -> argparse.ArgumentParser:
     )
     g.add_argument("--limit-train", type=int, metavar="N", help="only the first N training images")
     g.add_argument("--limit-test", type=int, metavar="N", help="only the first N test images")
+    g.add_argument(
+        "--data-device",
+        default="device",
+        choices=["device", "host"],
+        help="where the images live; host: copied batch by batch, for data larger than the device (default device)",
+    )
     g.add_argument("--image-size", type=int, metavar="N", help="resize the images to N x N; 0 leaves them")
     g = p.add_argument_group("method")
     g.add_argument("--base", default="pico", metavar="NAME", help=f"{', '.join(losses.BASES)} (default pico)")
@@ -221,9 +227,9 @@ def nearest(option: str, value: str, names: list[str]) -> str:
 def configure(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line, filled up from the presets and checked."""
     c = parser().parse_args(argv)
-    own = c.dataset.endswith(".npz")
-    if not own and c.dataset not in PRESETS:
-        raise InputError(nearest("--dataset", c.dataset, [*PRESETS, "file.npz"]))
+    own = c.dataset not in PRESETS
+    if own and not c.dataset.endswith(".npz") and not Path(c.dataset).is_dir():
+        raise InputError(nearest("--dataset", c.dataset, [*PRESETS, "file.npz", "folder"]))
     if c.base not in losses.BASES:
         raise InputError(nearest("--base", c.base, list(losses.BASES)))
     preset = PRESETS.get(c.dataset, RELEASED | dict(image_size=0))

@@ -37,7 +37,7 @@ def setup(base: str, arch: str) -> train.Setup:
     """train.Setup with everything built on the fake device (modules cannot be moved there)."""
     channels, size = SHAPES[arch]
     s = train.Setup.__new__(train.Setup)
-    s.device, s.generator, s.bf16, s.augment = torch.device("cuda"), None, True, {}
+    s.device, s.generator, s.bf16, s.augment, s.on_host = torch.device("cuda"), None, True, {}, False
     s.images = torch.zeros(N, channels, size, size, dtype=torch.uint8)
     s.labels = torch.zeros(N, dtype=torch.long)
     s.candidates = torch.ones(N, CLASSES, dtype=torch.bool)
@@ -57,7 +57,8 @@ def setup(base: str, arch: str) -> train.Setup:
 @pytest.mark.parametrize("base", list(losses.BASES))
 def test_a_whole_step_stays_on_the_device(fake_cuda, base, arch, correcting):
     s = setup(base, arch)
-    loss, tau, counts = train.train_step(s, argparse.Namespace(views="ws"), torch.arange(BATCH), correcting)
+    (index, x), *_ = s.batches(torch.arange(N), BATCH)
+    loss, tau, counts = train.train_step(s, argparse.Namespace(views="ws"), index, x, correcting)
     assert loss.shape == () and tau.shape == (BATCH,) and counts.shape == (6,)
     assert {t.device.type for t in (loss, tau, counts)} == {"cuda"}
 
@@ -76,4 +77,4 @@ def test_the_check_catches_what_is_planted(fake_cuda, monkeypatch, plant, compla
     original = irnet.hits
     monkeypatch.setattr(irnet, "hits", lambda p, c, y: (plant(p, c), original(p, c, y))[1])
     with pytest.raises(Exception, match=complaint):
-        train.train_step(s, argparse.Namespace(views="w"), torch.arange(BATCH), False)
+        train.train_step(s, argparse.Namespace(views="w"), *next(s.batches(torch.arange(N), BATCH)), False)

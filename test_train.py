@@ -107,7 +107,9 @@ def test_no_irnet_looks_for_e0_and_corrects_nothing():
 @pytest.mark.parametrize("irnet", [[], ["--no-irnet"]], ids=["irnet", "no-irnet"])
 def test_held_out_part_joins_after_e0(irnet, monkeypatch):
     original, seen = train.train_step, []
-    monkeypatch.setattr(train, "train_step", lambda s, c, i, k: seen.append(i.tolist()) or original(s, c, i, k))
+    monkeypatch.setattr(
+        train, "train_step", lambda s, c, i, *more: seen.append(i.tolist()) or original(s, c, i, *more)
+    )
     argv = [*TOY, "--base", "cc", "--batch-size", "10", "--epochs", "3", "--e0", "1", *irnet]
     assert train.main([*argv, "--out", "r"]) == 0
     s = train.Setup(options.configure(argv))
@@ -308,6 +310,34 @@ def test_own_data_with_annotators(capsys):
     assert summary("r")["q"] is None and summary("r")["noise_before"] == 0
     assert train.main([*argv, "--q", "0.1"]) == 2
     assert "candidate sets of its own" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("base", ["pico", "cc"])
+def test_data_on_the_host_gives_the_same_run(base):
+    """A folder of .npy files, memory-mapped and copied batch by batch, against the same data on the device."""
+    d = train.data.load("digits", limit_train=200, limit_test=60)
+    arrays = dict(x_train=d.images[:, 0], y_train=d.labels, x_test=d.test_images[:, 0], y_test=d.test_labels)
+    Path("mine").mkdir()
+    for name, value in arrays.items():
+        np.save(f"mine/{name}.npy", value.numpy())
+    argv = [
+        "--dataset",
+        "mine",
+        "--q",
+        "0.3",
+        "--eta",
+        "0.3",
+        "--arch",
+        "cnn",
+        "--base",
+        base,
+        "--batch-size",
+        "32",
+    ]
+    argv += ["--epochs", "4", "--e0", "2", "--tau", "0", "--device", "cpu"]
+    for place in ("device", "host"):
+        assert train.main([*argv, "--data-device", place, "--out", place]) == 0
+    assert untimed("device") == untimed("host")
 
 
 # ------------------------------------------------------------------ as a person runs it

@@ -13,6 +13,7 @@ import math
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -50,9 +51,11 @@ class Setup:
         shuffled = torch.randperm(n, generator=seeded).to(device)
         self.held_out, self.pool = shuffled[:held], shuffled[held:]
 
-        # Everything lives on the device once.
-        self.images, self.labels = d.images.to(device), d.labels.to(device)
-        self.test_images, self.test_labels = d.test_images.to(device), d.test_labels.to(device)
+        # Everything lives on the device once; images too many for it stay on the host, perhaps on its disk.
+        self.on_host = c.data_device == "host"
+        place = (lambda images: images) if self.on_host else (lambda images: images.to(device).contiguous())
+        self.images, self.test_images = place(d.images), place(d.test_images)
+        self.labels, self.test_labels = d.labels.to(device), d.test_labels.to(device)
         self.candidates = self.before.to(device, copy=True)  # edited in place by IRNet
 
         # Alg. 1: initialise f. torch's generator makes the weights; one on the device draws all the rest.
@@ -80,6 +83,21 @@ class Setup:
 
     def autocast(self):
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+
+    def batches(self, order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """(index, images) of the mini-batches, on the device; from the host each is copied one batch ahead."""
+        if not self.on_host:
+            yield from ((index, self.images[index]) for index in order.split(size))
+            return
+        ahead = None
+        for index, rows in zip(order.split(size), order.cpu().split(size), strict=True):
+            images = self.images[rows]
+            images = images.pin_memory() if self.device.type == "cuda" else images
+            now, ahead = ahead, (index, images.to(self.device, non_blocking=True))
+            if now is not None:
+                yield now
+        if ahead is not None:
+            yield ahead
 
     def view(self, kind: str, x: Tensor) -> Tensor:
         """A weak (w) or strong (s) view of uint8 images [B, ch, H, W], in [0, 1]."""
@@ -118,7 +136,7 @@ def predict(s: Setup, images: Tensor, batch: int = 500) -> Tensor:
     """argmax over all classes [N], without augmentation; stays on the device."""
     s.network.eval()
     with s.autocast():
-        found = [s.network(part.float() / 255).argmax(1) for part in images.split(batch)]
+        found = [s.network(part.to(s.device).float() / 255).argmax(1) for part in images.split(batch)]
     s.network.train()
     return torch.cat(found)
 
@@ -130,7 +148,7 @@ def accuracy(s: Setup, images: Tensor, labels: Tensor) -> float:
 def validation_score(s: Setup) -> float:
     """How often the prediction on the held-out part is a candidate: no true label is read. It rises and falls with
     accuracy, since a wrong prediction is a candidate only with probability q."""
-    guess = predict(s, s.images[s.held_out])
+    guess = predict(s, s.images[s.held_out.to(s.images.device)])
     return float(s.candidates[s.held_out].gather(1, guess[:, None]).float().mean())
 
 
@@ -143,9 +161,9 @@ def cosine(lr: float, epoch: int, epochs: int) -> float:
     return low + (lr - low) * (1 + math.cos(math.pi * epoch / epochs)) / 2
 
 
-def train_step(s: Setup, c: argparse.Namespace, index: Tensor, correcting: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """One mini-batch: index [B] -> the loss, Eq. 4's tau [B], six counts. Reads nothing back from the device."""
-    x, labels = s.images[index], s.labels[index]
+def train_step(s: Setup, c: argparse.Namespace, index: Tensor, x: Tensor, correcting: bool) -> tuple[Tensor, ...]:
+    """One mini-batch, index [B] and images x -> the loss, Eq. 4's tau [B], six counts. Reads nothing back."""
+    labels = s.labels[index]
     views = [s.view(kind, x) for kind in s.base.views]
     with s.autocast():
         loss, f_x = s.base.loss(s.network, views, index)
@@ -180,8 +198,8 @@ def train_epoch(s: Setup, c: argparse.Namespace, epoch: int, screen: Screen, int
     noisy = irnet.is_noisy(s.candidates[seen], s.labels[seen])  # as each is when it is seen
     taus, total_loss = [], torch.zeros((), device=s.device)
     counts = torch.zeros(6, dtype=torch.long, device=s.device)
-    for step, index in enumerate(seen.split(c.batch_size), 1):
-        loss, tau, count = train_step(s, c, index, correcting)
+    for step, (index, x) in enumerate(s.batches(seen, c.batch_size), 1):
+        loss, tau, count = train_step(s, c, index, x, correcting)
         taus.append(tau)
         total_loss += loss
         counts += count
