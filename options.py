@@ -19,23 +19,24 @@ from data import InputError
 
 # ------------------------------------------------------------------ presets
 
-RELEASED = dict(
-    arch="resnet18",  # P
-    epochs=1000,  # P
-    batch_size=128,  # C
-    lr=0.01,  # P
-    weight_decay=1e-3,  # C
-    crop=0.2,  # C, smallest crop of a view
-    flip=0.5,  # C
-    image_size=32,  # C
-    proto_start=1,  # C, the first epoch in which PiCO's prototypes move its label weights
-    queue=8192,  # C
-    key_momentum=0.999,  # C
-    prototype_momentum=0.99,  # C
-    phi=(0.95, 0.8),  # C, the share of PiCO's label weights that an epoch leaves: after the first one, in the last
-    classifier_loss="ce",  # PiCO's own; the release has "sce" with IRNet on CIFAR-10 and KMNIST
-    threads=0,  # O, of a CPU; 0 is torch's choice
-)
+SOURCED = {  # the large runs: value, and where it is from: P the paper, C the released code, O ours
+    "arch": ("resnet18", "P"),
+    "epochs": (1000, "P"),
+    "batch_size": (128, "C"),
+    "lr": (0.01, "P"),
+    "weight_decay": (1e-3, "C"),
+    "crop": (0.2, "C"),  # smallest crop of a view
+    "flip": (0.5, "C"),
+    "image_size": (32, "C"),
+    "proto_start": (1, "C"),  # first epoch in which PiCO's prototypes move its label weights; C: 100 on KMNIST
+    "queue": (8192, "C"),
+    "key_momentum": (0.999, "C"),
+    "prototype_momentum": (0.99, "C"),
+    "phi": ((0.95, 0.8), "C"),  # the share of PiCO's label weights that an epoch leaves, early and in the last one
+    "classifier_loss": ("ce", "P"),  # PiCO's own; C: "sce" with IRNet on CIFAR-10 and KMNIST, "ce" without
+    "threads": (0, "O"),  # of a CPU; 0 is torch's choice
+}
+RELEASED = {name: value for name, (value, _) in SOURCED.items()}
 # With --arch cnn or mlp, whatever the dataset (all O): small networks overfit in few epochs, but only under light
 # augmentation, and short runs need faster averages.
 SMALL = RELEASED | dict(
@@ -101,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
         "--dataset",
         default="digits",
         metavar="NAME",
-        help="digits (embedded), kmnist, fashion, cifar10, cifar100, or a file.npz with x_train, y_train, "
+        help="digits (embedded), kmnist, fashion, cifar10, cifar100, or an .npz file (or a folder of .npy files) with x_train, y_train, "
         "x_test, y_test and candidates or annotators (default digits)",
     )
     g.add_argument(
@@ -173,15 +174,17 @@ def parser() -> argparse.ArgumentParser:
     g.add_argument("--phi", type=float, nargs=2, metavar=("A", "B"), help="pico: of the label weights, from A to B")
     g.add_argument("--prototype-momentum", type=float, metavar="M", help="pico: of the prototypes")
     g = p.add_argument_group("training")
-    g.add_argument("--arch", choices=list(models.BACKBONES), help="backbone")
-    g.add_argument("--epochs", type=int, metavar="N")
-    g.add_argument("--batch-size", type=int, metavar="N")
-    g.add_argument("--lr", type=float, metavar="LR", help="at the start of the cosine")
-    g.add_argument("--weight-decay", type=float, metavar="WD")
+    g.add_argument("--arch", choices=list(models.BACKBONES), help="backbone; cnn and mlp have presets of their own")
+    g.add_argument("--epochs", type=int, metavar="N", help="passes over the training set")
+    g.add_argument("--batch-size", type=int, metavar="N", help="samples a step")
+    g.add_argument("--lr", type=float, metavar="LR", help="of SGD at the start of its cosine")
+    g.add_argument("--weight-decay", type=float, metavar="WD", help="of SGD")
     g.add_argument("--crop", type=float, metavar="A", help="smallest area of a random crop, of 1")
     g.add_argument("--flip", type=float, metavar="P", help="probability of a horizontal flip")
-    g.add_argument("--seed", type=int, default=0)
-    g.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda", "mps"])
+    g.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
+    g.add_argument(
+        "--device", default="auto", choices=["auto", "cpu", "cuda", "mps"], help="auto: the best there is (default)"
+    )
     g.add_argument(
         "--amp",
         default="auto",
@@ -204,16 +207,22 @@ def parser() -> argparse.ArgumentParser:
 
 def preset_table() -> str:
     """The presets for --help."""
-    columns = {"preset": list(RELEASED)} | {name: list(row.values()) for name, row in PRESETS.items()}
-    columns["cnn, mlp"] = list(SMALL.values())
-    lines = ["defaults by dataset (with --arch cnn or mlp: the last column):", ""]
-    for cells in zip(*([name, *map(str, values)] for name, values in columns.items()), strict=True):
-        lines.append("  " + cells[0].ljust(20) + "".join(cell.rjust(10) for cell in cells[1:]))
-    lines += ["", "tau, f = pico's prototypes (released), for eta = 0.1, 0.2, 0.3; nearest q and eta:", ""]
+    columns = PRESETS | {"cnn, mlp": SMALL}
+    lines = ["defaults by dataset; with --arch cnn or mlp the last column. The first column says where the large runs'",
+             "values are from: P the paper, C the released code, O ours. Those of digits and of cnn, mlp are ours.", ""]  # fmt: skip
+    lines.append(" " * 25 + "".join(name.rjust(11) for name in columns))
+    for name, (_, source) in SOURCED.items():
+        cells = [row[name] if name != "phi" else " ".join(map(str, row[name])) for row in columns.values()]
+        lines.append(f"  {source} --{name.replace('_', '-'):19s}" + "".join(str(cell).rjust(11) for cell in cells))
     lines += [
-        f"  {name:10s} q={q:<5} {', '.join(map(str, row))}" for name, t in TAU.items() for q, row in t.items()
+        "",
+        "--tau where f is pico's prototypes (C), for eta = 0.1, 0.2, 0.3; the nearest q and eta count:",
+        "",
     ]
-    lines += [f"  cnn and mlp: {TAU_SMALL}; f = classifier: {TAU_CLASSIFIER} (both ours)"]
+    lines += [
+        f"  {name:9s} q = {q:<5} {', '.join(map(str, row))}" for name, t in TAU.items() for q, row in t.items()
+    ]
+    lines += [f"  cnn and mlp: {TAU_SMALL} (O); where f is the classifier: {TAU_CLASSIFIER} (O)"]
     return "\n".join(lines)
 
 
@@ -234,7 +243,7 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
         raise InputError(nearest("--base", c.base, list(losses.BASES)))
     preset = PRESETS.get(c.dataset, RELEASED | dict(image_size=0))
     if c.arch in ("cnn", "mlp"):
-        preset = SMALL | dict(epochs=preset["epochs"], threads=preset["threads"])
+        preset = SMALL | dict(threads=preset["threads"])
     elif c.arch == "resnet18" and c.dataset == "digits":
         preset = RELEASED | dict(epochs=preset["epochs"], image_size=0)
     for name, value in preset.items():
