@@ -102,8 +102,8 @@ def parser() -> argparse.ArgumentParser:
         "--dataset",
         default="digits",
         metavar="NAME",
-        help="digits (embedded), kmnist, fashion, cifar10, cifar100, or an .npz file (or a folder of .npy files) with x_train, y_train, "
-        "x_test, y_test and candidates or annotators (default digits)",
+        help="digits (embedded), kmnist, fashion, cifar10, cifar100, or an .npz file or a folder of .npy files "
+        "with x_train, y_train, x_test, y_test and candidates or annotators (default digits)",
     )
     g.add_argument(
         "--data", default="data", metavar="DIR", help="where torchvision's files are or go (default data)"
@@ -208,8 +208,11 @@ def parser() -> argparse.ArgumentParser:
 def preset_table() -> str:
     """The presets for --help."""
     columns = PRESETS | {"cnn, mlp": SMALL}
-    lines = ["defaults by dataset; with --arch cnn or mlp the last column. The first column says where the large runs'",
-             "values are from: P the paper, C the released code, O ours. Those of digits and of cnn, mlp are ours.", ""]  # fmt: skip
+    lines = [
+        "defaults by dataset; with --arch cnn or mlp the last column. The letters say where the values of the",
+        "large runs are from: P the paper, C the released code, O ours. Those of digits and of cnn, mlp are ours.",
+        "",
+    ]
     lines.append(" " * 25 + "".join(name.rjust(11) for name in columns))
     for name, (_, source) in SOURCED.items():
         cells = [row[name] if name != "phi" else " ".join(map(str, row[name])) for row in columns.values()]
