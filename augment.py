@@ -30,8 +30,9 @@ def weak(
     n, device = len(images), images.device
     x = resized_crop(images, *crop_parameters(n, images.shape[-1], crop, flip, generator, device))
     order, factors = jitter_parameters(n, jitter, generator, device, colour=x.shape[1] == 3)
+    operations = {"brightness": brightness, "contrast": contrast, "saturation": saturation, "hue": hue}
     for name in order:
-        x = JITTER[name][0](x, factors[name])
+        x = operations[name](x, factors[name])
     if x.shape[1] == 3:
         chosen = torch.rand(n, 1, 1, 1, generator=generator, device=device) < grey
         x = torch.lerp(x, to_grey(x), chosen.float())  # several times faster than torch.where on a CPU
@@ -118,11 +119,11 @@ def hue(x: Tensor, shift: Tensor) -> Tensor:
     return torch.stack([torch.addcmul(low, c, share.clamp_(0, 1)) for share in shares], 1)
 
 
-JITTER = {  # ColorJitter(0.4, 0.4, 0.4, 0.1): the operation and the range of its factor
-    "brightness": (brightness, 0.6, 1.4),
-    "contrast": (contrast, 0.6, 1.4),
-    "saturation": (saturation, 0.6, 1.4),
-    "hue": (hue, -0.1, 0.1),
+JITTER = {  # ColorJitter(0.4, 0.4, 0.4, 0.1): the ranges of its factors
+    "brightness": (0.6, 1.4),
+    "contrast": (0.6, 1.4),
+    "saturation": (0.6, 1.4),
+    "hue": (-0.1, 0.1),
 }
 
 
@@ -136,7 +137,7 @@ def jitter_parameters(
     spared = u[-1] >= probability
     factors = {}
     for name, draw in zip(names, u, strict=False):
-        low, high = JITTER[name][1:]
+        low, high = JITTER[name]
         factors[name] = torch.where(spared, (low + high) / 2, low + draw * (high - low))
     return [names[i] for i in _host_order(len(names), generator)], factors
 
@@ -289,3 +290,9 @@ def cutout(x: Tensor, top: Tensor, left: Tensor, bottom: Tensor, right: Tensor) 
     inside = (rows[:, :, None] & columns[:, None, :])[:, None].float()  # [n, 1, size, size]
     fill = torch.tensor((125.0, 123.0, 114.0), device=x.device).view(1, 3, 1, 1) / 255
     return torch.lerp(x, fill if x.shape[1] == 3 else to_grey(fill), inside)
+
+
+def compile_operations() -> None:
+    """torch.compile for the larger operations; the draws stay outside, so the same seed gives the same views."""
+    for name in ("resized_crop", "hue", "apply_operations", "cutout"):
+        globals()[name] = torch.compile(globals()[name], dynamic=False)

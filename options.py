@@ -191,7 +191,7 @@ def parser() -> argparse.ArgumentParser:
         choices=["auto", "bf16", "off"],
         help="bf16 in the networks; auto: on CUDA cards that have it (default auto)",
     )
-    g.add_argument("--compile", action="store_true", help="torch.compile the encoders")
+    g.add_argument("--compile", action="store_true", help="torch.compile the networks and the augmentation")
     g.add_argument("--threads", type=int, metavar="N", help="of the CPU; 0 is torch's choice")
     g.add_argument(
         "--transductive-every",

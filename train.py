@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+import augment
 import data
 import irnet
 import losses
@@ -77,6 +78,7 @@ class Setup:
         self.optimizer = torch.optim.SGD(trained, c.lr, momentum=0.9, weight_decay=c.weight_decay, foreach=True)
         self.bf16 = c.amp == "bf16" or c.amp == "auto" and c.device == "cuda" and torch.cuda.is_bf16_supported()
         if c.compile:
+            augment.compile_operations()
             for encoder in (self.network.query, self.network.key) if pico else (self.network,):
                 encoder.backbone.compile()
         self.augment = dict(crop=c.crop, flip=c.flip)
