@@ -154,12 +154,13 @@ class Screen:
 
     HEAD = "epoch   loss    val   test  train  noise   |S|  phi_c  phi_n  bayes  moved  right  img/s"
 
-    def __init__(self, epochs: int, steps: int, stream=None):
-        self.stream = stream or sys.stdout
+    def __init__(self, epochs: int, steps: int, corrects: bool):
+        self.stream = sys.stdout
+        self.mark = "  <- e0: correction starts" if corrects else "  <- e0"
         self.live = self.stream.isatty()
         self.epochs, self.steps = epochs, steps
         self.began = self.shown = time.monotonic()
-        self.steps_done, self.pace = 0, None
+        self.steps_done, self.headed = 0, False
 
     def say(self, line: str = "") -> None:
         print(f"\r\033[K{line}" if self.live else line, file=self.stream, flush=True)
@@ -184,18 +185,19 @@ class Screen:
             self.say(text)
 
     def row(self, row: dict) -> None:
-        if row["epoch"] % 20 == 1 or self.steps_done <= self.steps:
+        if not self.headed or row["epoch"] % 20 == 1:
             self.say(self.HEAD)
+            self.headed = True
         p = per_cent
         self.say(
             f"{row['epoch']:5d} {row['loss']:6.3f} {p(row['val'])} {p(row['test'])} {p(row['transductive'])} "
             f"{p(row['noise_level'])} {row['set_size']:5.2f} {p(row['phi_c'])} {p(row['phi_n'])} "
             f"{p(row['bayes_error'])} {row['corrections']:6d} {p(row['correction_precision'])} "
-            f"{row['images_per_second']:6.0f}" + ("  <- e0: correction starts" if row["e0"] == row["epoch"] else "")
+            f"{row['images_per_second']:6.0f}" + (self.mark if row["e0"] == row["epoch"] else "")
         )
         self.shown = time.monotonic()
 
-    def opening(self, c, s, folder: Path) -> None:
+    def opening(self, c, s, folder: Path, done: int) -> None:
         """What is about to happen."""
         d, n = s.dataset, len(s.images)
         size, colour = d.images.shape[-1], "colour" if d.images.shape[1] == 3 else "grey"
@@ -205,20 +207,26 @@ class Screen:
         encoders = "two encoders" if c.base == "pico" else "one encoder"
         million = sum(p.numel() for p in s.network.parameters()) / 1e6
         precision = ", bf16" if s.bf16 else ""
-        threads = f" ({torch.get_num_threads()} threads)" if c.device == "cpu" else ""
+        count = torch.get_num_threads()
+        threads = f" ({count} thread{'s' * (count > 1)})" if c.device == "cpu" else ""
         rule = f"found by the {c.e0_rule} rule, window {s.refine.epoch.window}" if c.e0 == "auto" else c.e0
         curve = (
             "test accuracy, which leaks the test set" if c.val == "test" else f"{len(s.held_out)} held-out samples"
         )
         what = "nothing is corrected" if c.no_irnet else f"tau {c.tau:g}, extra views {c.views}"
-        self.say(f"{c.base.upper()} {'alone' if c.no_irnet else 'with IRNet'} on {d.name}, seed {c.seed}")
+        base = "PiCO" if c.base == "pico" else c.base.upper()
+        self.say(f"{base} {'alone' if c.no_irnet else 'with IRNet'} on {d.name}, seed {c.seed}")
         self.say(f"  data     {n:,} training and {len(s.test_images):,} test images, {size}x{size} {colour}, "
                  f"{d.num_classes} classes")  # fmt: skip
         self.say(f"  labels   {sets:.2f} candidates a sample; the truth is missing from {missing:.2f} %{asked}")
         self.say(f"  network  {c.arch}, {encoders}, {million:.2f} M parameters, on {c.device}{threads}{precision}")
         self.say(f"  plan     {c.epochs} epochs of {self.steps} steps of {c.batch_size}; {what}")
         self.say(f"  e0       {rule}; the curve is from {curve}")
-        self.say(f"  files    {folder}")
+        self.say(f"  files    {folder}" + (f"; going on after epoch {done}" if done else ""))
+        self.say(
+            "  columns  in per cent: val (see e0), test and train accuracy, samples whose truth is missing, hit"
+        )
+        self.say("           accuracies (Eqs. 7-8), Bayes error (Eq. 6); labels moved in, and how many were right")
         self.say()
 
     def stopped(self, epoch: int, folder: Path) -> None:

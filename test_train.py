@@ -392,3 +392,15 @@ def test_irnet_does_what_it_is_for(base):
     assert got["noise_before"] > 0.28 and got["noise_after"] < 0.06 and got["correction_precision"] > 0.85
     assert got["e0"] is not None and got["e0"] <= 15
     assert got["last"] > 0.95 and got["last"] - base_alone["last"] > 0.05
+
+
+def test_compile_gives_the_same_run_within_rounding():
+    argv = [*TOY, "--base", "proden", "--arch", "mlp", "--epochs", "3", "--e0", "1", "--transductive-every", "3"]
+    for name, extra in (("plain", []), ("compiled", ["--compile"])):
+        process = command(*argv, *extra, "--out", name)
+        out, err = process.communicate(timeout=240)
+        assert process.returncode == 0, err
+    for one, two in zip(rows("plain"), rows("compiled"), strict=True):
+        assert one["loss"] == pytest.approx(two["loss"], rel=1e-4)
+        assert one["corrections"] == pytest.approx(two["corrections"], abs=2)
+        assert one["test"] == pytest.approx(two["test"], abs=0.05)

@@ -236,8 +236,8 @@ def train(c: argparse.Namespace) -> int:
         rows = json.loads(run.resume(config, s))
     else:
         run.start(config)
-    screen = Screen(c.epochs, len(s.pool) // c.batch_size)
-    screen.opening(c, s, run.folder)
+    screen = Screen(c.epochs, len(s.pool) // c.batch_size, corrects=not c.no_irnet)
+    screen.opening(c, s, run.folder, len(rows))
     interrupt = Interrupt()
 
     for epoch in range(len(rows) + 1, c.epochs + 1):  # Alg. 1: for e = 1..E_max
