@@ -99,9 +99,12 @@ def test_swap_keeps_the_sizes_of_the_sets():
 
 
 def test_no_irnet_looks_for_e0_and_corrects_nothing():
-    assert train.main([*TOY, "--base", "cc", "--epochs", "6", "--no-irnet", "--out", "r"]) == 0
+    argv = [*TOY, "--base", "cc", "--epochs", "4", "--e0", "1", "--tau", "0"]
+    assert train.main([*argv, "--no-irnet", "--out", "r"]) == 0
     got = summary("r")
     assert got["corrections"] == 0 and got["noise_after"] == got["noise_before"] and got["irnet"] is False
+    assert got["e0"] == 1
+    assert train.main([*argv, "--out", "with"]) == 0 and summary("with")["corrections"] > 0
 
 
 @pytest.mark.parametrize("irnet", [[], ["--no-irnet"]], ids=["irnet", "no-irnet"])
