@@ -41,7 +41,7 @@ RELEASED = {name: value for name, (value, _) in SOURCED.items()}
 # augmentation. Short runs need a faster key encoder, and label weights that wait at first and decide in the end.
 SMALL = RELEASED | dict(
     arch="cnn",
-    epochs=60,
+    epochs=40,
     batch_size=64,
     lr=0.02,
     crop=0.8,
