@@ -387,14 +387,14 @@ def test_the_papers_experiment_starts_and_shows_the_time_left():
 
 @pytest.mark.parametrize("base", ["proden", "log"])
 def test_irnet_does_what_it_is_for(base):
-    """Digits, q = eta = 0.3, a short run: the noise leaves the sets and accuracy stays up."""
-    argv = ["--base", base, "--epochs", "30", "--transductive-every", "30", "--device", "cpu"]
+    """Digits, q = eta = 0.3, as the README runs it: the noise leaves the sets and accuracy stays up."""
+    argv = ["--base", base, "--transductive-every", "40", "--device", "cpu"]
     assert train.main([*argv, "--out", "with"]) == 0
     assert train.main([*argv, "--out", "without", "--no-irnet"]) == 0
     got, base_alone = summary("with"), summary("without")
     assert got["noise_before"] > 0.28 and got["noise_after"] < 0.06 and got["correction_precision"] > 0.85
-    assert got["e0"] is not None and got["e0"] <= 15
-    assert got["last"] > 0.95 and got["last"] - base_alone["last"] > 0.05
+    assert got["e0"] is not None and got["e0"] < 20
+    assert got["last"] > 0.95 and got["last"] - base_alone["last"] > 0.08
 
 
 def test_compile_gives_the_same_run_within_rounding():
