@@ -1,7 +1,7 @@
 """Speed as ratios: what a step costs beyond the networks' own passes, and what the augmentations save.
 
     python bench.py                    about five minutes on two CPU cores; prints a table, writes bench.json
-    python bench.py --only weak step   the rows whose name contains one of these words
+    python bench.py --only epoch step  these parts alone (--help names them)
 
 Times vary with the machine and with what else it does, so none is printed. The two sides of every ratio run
 turn and turn about; a row shows the median ratio and the smallest and largest one.
@@ -252,20 +252,7 @@ def memory() -> Iterator[Row]:
         np.savez(
             Path(folder) / "size.npz", x_train=x[:60_000], y_train=y[:60_000], x_test=x[60_000:], y_test=y[60_000:]
         )
-        argv = [
-            "--arch",
-            "cnn",
-            "--base",
-            "proden",
-            "--q",
-            "0.3",
-            "--eta",
-            "0.3",
-            "--epochs",
-            "1",
-            "--device",
-            "cpu",
-        ]
+        argv = "--arch cnn --base proden --q 0.3 --eta 0.3 --epochs 1 --device cpu".split()
         argv += ["--dataset", f"{folder}/size.npz", "--batch-size", "256", "--out", f"{folder}/run"]
         subprocess.run([sys.executable, "train.py", *argv], check=True, stdout=subprocess.DEVNULL)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024

@@ -205,7 +205,7 @@ def parser() -> argparse.ArgumentParser:
     g = p.add_argument_group("run")
     g.add_argument("--out", metavar="DIR", help="folder of the run (default runs/<what it is>)")
     g.add_argument("--resume", action="store_true", help="go on with an interrupted run")
-    return p  # fmt: skip
+    return p
 
 
 def preset_table() -> str:

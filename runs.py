@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 import irnet
+import models
 from data import InputError
 
 # ------------------------------------------------------------------ the folder
@@ -88,8 +89,8 @@ class Run:
         except Exception as error:  # whatever a foreign or damaged file makes of itself
             raise InputError(f"cannot read {self.folder / 'checkpoint.pt'}: {str(error).splitlines()[0]}") from None
 
-    def resume(self, config: dict, setup) -> str:
-        """Puts `setup` back to the end of the last finished epoch; returns the rows so far, as JSON."""
+    def resume(self, config: dict, setup) -> list[dict]:
+        """Puts `setup` back to the end of the last finished epoch; returns the rows so far."""
         state = self.load(setup.device)
         for key, value in config.items():
             if state["config"].get(key) != value:
@@ -102,7 +103,7 @@ class Run:
             raise InputError(f"--resume: {self.folder} is finished; its summary.json has the results")
         setup.load_state_dict(state)
         self.rewind(rows)
-        return state["rows"]
+        return rows
 
     def finish(self, summary: dict, **candidates: np.ndarray) -> None:
         part = self.folder / "candidates.npz.part"
@@ -205,7 +206,7 @@ class Screen:
         asked = f" (asked for {100 * c.eta:g} %)" if c.eta is not None else ""
         sets = s.before.sum(1).float().mean()
         encoders = "two encoders" if c.base == "pico" else "one encoder"
-        million = sum(p.numel() for p in s.network.parameters()) / 1e6
+        million = models.parameter_count(s.network) / 1e6
         precision = ", bf16" if s.bf16 else ""
         count = torch.get_num_threads()
         threads = f" ({count} thread{'s' * (count > 1)})" if c.device == "cpu" else ""

@@ -178,8 +178,9 @@ def train_step(s: Setup, c: argparse.Namespace, index: Tensor, x: Tensor, correc
     with s.autocast():
         s.base.after_step(s.network, views, index, f_x)
 
-    tau = irnet.margin(f_x, s.candidates[index])
-    counts = irnet.hits(f_x, s.candidates[index], labels)  # the sums of Eqs. 7 and 8, for reporting
+    candidates = s.candidates[index]
+    tau = irnet.margin(f_x, candidates)
+    counts = irnet.hits(f_x, candidates, labels)  # the sums of Eqs. 7 and 8, for reporting
     corrections = counts.new_zeros(2)
     if correcting:  # Alg. 1: where Eqs. 10-12 hold, move the predicted label into S
         flagged, label = s.refine.correct(index, f, s.base.weights)
@@ -233,7 +234,7 @@ def train(c: argparse.Namespace) -> int:
     config = {key: value for key, value in vars(c).items() if key not in ("resume", "out", "data")}
     rows: list[dict] = []
     if c.resume:
-        rows = json.loads(run.resume(config, s))
+        rows = run.resume(config, s)
     else:
         run.start(config)
     screen = Screen(c.epochs, len(s.pool) // c.batch_size, corrects=not c.no_irnet)
