@@ -132,7 +132,8 @@ def test_apply_operations_gives_each_share_its_operation(batch):
     """RandAugment's own table: the values as drawn, in the release's units."""
     x = batch.float() / 255
     value = {name: uniform(low, high, i) for i, (name, (low, high)) in enumerate(A.RANGES.items())}
-    got = torch.cat(A.apply_operations(dict.fromkeys(A.RANGES, x), value)).split(N)
+    got = A.apply_operations(torch.cat([x] * 14), torch.stack(list(value.values()))).split(N)
+    assert torch.equal(got[0], x)  # identity
     theirs = {
         "autocontrast": lambda x, u8, v: TF.autocontrast(x),
         "equalize": lambda x, u8, v: TF.equalize(u8).float() / 255,
@@ -149,7 +150,7 @@ def test_apply_operations_gives_each_share_its_operation(batch):
         "translate_y": lambda x, u8, v: TF.affine(x, 0, [0, v * 16], 1, [0.0, 0.0]),
     }
     assert len(A.RANGES) == 14 and list(theirs) == list(A.RANGES)[1:]
-    for (name, function), share in zip(theirs.items(), got, strict=True):
+    for (name, function), share in zip(theirs.items(), got[1:], strict=True):
         want = torch.stack([function(a, b, v) for a, b, v in zip(x, batch, value[name].tolist(), strict=True)])
         assert (share - want).abs().max() <= 1e-4, name
 
@@ -201,17 +202,18 @@ def test_randaugment_ranges_are_those_of_the_release():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("n", [1, 13, 64])
-def test_randaugment_gives_every_sample_every_operation(monkeypatch, n):
-    """With operations that only write their number and value: uniform over 14, within range, samples in place."""
+def test_randaugment_gives_every_sample_every_operation(monkeypatch, n, times):
+    """With operations that only write their number and value: uniform over 14 each time, whatever came before,
+    within range, samples in place."""
     names = list(A.RANGES)
 
-    def mark(shares, value):
-        out = []
-        for i, name in enumerate(names[1:], 1):
-            x = shares[name].clone()
-            x[:, 0, 0, 0], x[:, 0, 0, 1] = i, value[name]
-            out.append(x)
+    def mark(x, values, out):
+        out.copy_(x)
+        for i, (part, value) in enumerate(zip(out.split(values.shape[1]), values, strict=True)):
+            part[:, 0, 0, 0] = 14 * part[:, 0, 0, 0] + i  # the history in base 14
+            part[:, 0, 0, 1] = value
         return out
 
     monkeypatch.setattr(A, "apply_operations", mark)
@@ -219,11 +221,15 @@ def test_randaugment_gives_every_sample_every_operation(monkeypatch, n):
     x[:, 0, 1, 1] = torch.arange(n)
     rounds = 6000 // n
     g = torch.Generator().manual_seed(0)
-    seen = torch.stack([A.randaugment(x, g) for _ in range(rounds)])  # [rounds, n, 1, 2, 2]
+    seen = torch.stack([A.randaugment(x, g, times) for _ in range(rounds)])  # [rounds, n, 1, 2, 2]
     assert torch.equal(seen[..., 0, 1, 1], torch.arange(n).expand(rounds, n).float())
-    which = seen[..., 0, 0, 0].long()
-    share = torch.bincount(which.flatten(), minlength=14) / which.numel()
-    assert (share - 1 / 14).abs().max() < 0.016
+    history = seen[..., 0, 0, 0].long()
+    which = history % 14
+    for t in range(times):
+        share = torch.bincount((history // 14**t % 14).flatten(), minlength=14) / which.numel()
+        assert (share - 1 / 14).abs().max() < 0.016
+    again = (which == history // 14 % 14).float().mean().item()
+    assert times == 1 or abs(again - 1 / 14) < 0.02  # the last one does not depend on the one before
     for i, name in enumerate(names[1:], 1):
         low, high = A.RANGES[name]
         value = seen[..., 0, 0, 1][which == i]
