@@ -166,7 +166,7 @@ class Base:
         raise NotImplementedError
 
     def probabilities(self, network, view: Tensor) -> Tensor:
-        """f(z) of an extra view, for Eqs. 11 and 12."""
+        """f(z) of an extra view, for Eqs. 11 and 12. Ask before loss(), which moves PiCO's prototypes."""
         return network.peek(view).float().softmax(1)
 
     def after_step(self, network, views: list[Tensor], index: Tensor, probs: Tensor) -> None:
@@ -262,8 +262,7 @@ class PiCO(Base):
         logits, q = network.embed(views[0])  # [B, C], [B, d]
         with torch.no_grad():
             p = logits.float().softmax(1)
-            self.prototypes = network.prototypes  # one snapshot for x and all its views
-            c = network.prototype_probabilities(q, self.prototypes)  # [B, C]
+            c = network.prototype_probabilities(q, network.prototypes)  # [B, C], as they are for the views of x
             pseudo = p.masked_fill(~candidates, -math.inf).argmax(1)  # argmax_{j in S} p_j
             network.update_prototypes(q, pseudo)
             k = network.keys(views[1])  # after moving the key encoder
@@ -281,7 +280,7 @@ class PiCO(Base):
         logits, q = network.peek_embedding(view)
         if self.f == "classifier":
             return logits.float().softmax(1)
-        return network.prototype_probabilities(q, self.prototypes)
+        return network.prototype_probabilities(q, network.prototypes)
 
     def end_epoch(self, epoch, epochs):
         start, end = self.phi_range

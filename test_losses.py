@@ -227,16 +227,16 @@ def test_pico_step_against_the_order_of_the_release(f):
     best = [max(range(4), key=lambda j: c[i, j] if s[n, j] else -1) for i, n in enumerate(index.tolist())]
     w = 0.99 * w + 0.01 * torch.eye(4)[best]
     want = losses.weighted_ce(logits, w) + 0.5 * losses.supcon(q, k, queue, pseudo, torch.full((24,), -1))
+    extra = base.probabilities(net, z)  # of an extra view: the same snapshot of the prototypes
+    with torch.no_grad(), models.running_statistics_frozen(net):
+        logits_z, q_z = net.query.embed(z)
+    assert torch.allclose(extra, ((q_z @ old.T) if f == "prototype" else logits_z).softmax(1), atol=1e-6)
     loss, got = base.loss(net, [x, z], index)
     assert loss.item() == pytest.approx(want.item(), rel=1e-5)
     assert torch.allclose(got, c if f == "prototype" else p, atol=1e-6)
     assert torch.allclose(base.weights[index], w)  # before the loss
     assert torch.allclose(net.queue[:6], k, atol=1e-6) and torch.equal(net.queue_labels[:6], pseudo)
     assert not torch.allclose(net.prototypes, old)
-    with torch.no_grad(), models.running_statistics_frozen(net):  # extra views: the same snapshot of prototypes
-        logits, q = net.query.embed(z)
-    want = (q @ old.T).softmax(1) if f == "prototype" else logits.softmax(1)
-    assert torch.allclose(base.probabilities(net, z), want, atol=1e-6)
 
 
 def test_pico_schedule():

@@ -167,11 +167,11 @@ def train_step(s: Setup, c: argparse.Namespace, index: Tensor, x: Tensor, correc
     """One mini-batch, index [B] and images x -> the loss, Eq. 4's tau [B], six counts. Reads nothing back."""
     labels = s.labels[index]
     views = [s.view(kind, x) for kind in s.base.views]
+    augmented = c.views if correcting and c.views != "none" else ""
     with s.autocast():
+        # f(z) for every z in A(x), once correcting; first, while the memory of f(x)'s gradients is still free
+        f_z = [s.base.probabilities(s.network, s.view(kind, x)) for kind in augmented]
         loss, f_x = s.base.loss(s.network, views, index)
-        f = [f_x]  # f(x); once correcting also f(z) for every z in A(x)
-        if correcting and c.views != "none":
-            f += [s.base.probabilities(s.network, s.view(kind, x)) for kind in c.views]
     s.optimizer.zero_grad(set_to_none=True)
     loss.backward()  # Alg. 1: train the predictive model f on B_t
     s.optimizer.step()
@@ -183,7 +183,7 @@ def train_step(s: Setup, c: argparse.Namespace, index: Tensor, x: Tensor, correc
     counts = irnet.hits(f_x, candidates, labels)  # the sums of Eqs. 7 and 8, for reporting
     corrections = counts.new_zeros(2)
     if correcting:  # Alg. 1: where Eqs. 10-12 hold, move the predicted label into S
-        flagged, label = s.refine.correct(index, f, s.base.weights)
+        flagged, label = s.refine.correct(index, [f_x, *f_z], s.base.weights)
         corrections = torch.stack([flagged, flagged & (label == labels)]).sum(1)
     return loss.detach(), tau, torch.cat([counts, corrections])
 
