@@ -15,6 +15,7 @@ import torch
 
 import losses
 import models
+import parallel
 from data import InputError
 
 # ------------------------------------------------------------------ presets
@@ -89,7 +90,8 @@ def default_tau(c: argparse.Namespace) -> float:
 class Parser(argparse.ArgumentParser):
     def error(self, message: str):
         """One line and exit 2."""
-        print(f"error: {message} (python train.py --help lists the options)", file=sys.stderr)
+        if parallel.first():
+            print(f"error: {message} (python train.py --help lists the options)", file=sys.stderr)
         raise SystemExit(2)
 
 
@@ -204,7 +206,15 @@ def parser() -> argparse.ArgumentParser:
     )
     g = p.add_argument_group("run")
     g.add_argument("--out", metavar="DIR", help="folder of the run (default runs/<what it is>)")
-    g.add_argument("--resume", action="store_true", help="go on with an interrupted run")
+    g.add_argument("--resume", action="store_true", help="go on with an interrupted run, exactly")
+    g.add_argument("--overwrite", action="store_true", help="replace the run that --out holds")
+    g.add_argument(
+        "--save-every",
+        type=int,
+        default=1,
+        metavar="N",
+        help="epochs between checkpoints on the disk; when stopped, the newest is written too (default 1)",
+    )
     return p
 
 
@@ -287,10 +297,13 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
         ("key_momentum", 0 <= c.key_momentum < 1, "in [0, 1)"),
         ("prototype_momentum", 0 <= c.prototype_momentum < 1, "in [0, 1)"),
         ("transductive_every", c.transductive_every >= 1, "at least 1"),
+        ("save_every", c.save_every >= 1, "at least 1"),
         ("f", c.f == "classifier" or c.base == "pico", "classifier: only pico has prototypes"),
     ):
         if not ok:
             raise InputError(f"--{name.replace('_', '-')} {getattr(c, name)}: must be {fix}")
+    if c.resume and c.overwrite:
+        raise InputError("--resume, --overwrite: one of them; --resume goes on, --overwrite begins again")
     if c.e0 != "auto" and not (c.e0.isdecimal() and 1 <= int(c.e0) <= c.epochs):
         raise InputError(f"--e0 {c.e0}: must be auto or an epoch from 1 to {c.epochs}")
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}

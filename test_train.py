@@ -1,11 +1,6 @@
-"""The real command line at toy size: every base, same seed same run, resume, interruption, bad input, effect."""
+"""The real command line at toy size: every base, same seed same run, presets, own data, the effect itself."""
 
-import json
-import math
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,33 +11,7 @@ import torch
 import losses
 import options
 import train
-
-HERE = Path(__file__).parent
-SHARED = HERE.parent / "shared" / "data"
-TOY = ["--limit-train", "200", "--limit-test", "60", "--batch-size", "32", "--device", "cpu"]
-TIMES = ("seconds", "images_per_second")
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    """Runs write into a folder of their own, and signals are put back."""
-    monkeypatch.chdir(tmp_path)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
-def rows(folder) -> list[dict]:
-    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
-
-
-def untimed(folder) -> list[dict]:
-    return [{k: v for k, v in row.items() if k not in TIMES} for row in rows(folder)]
-
-
-def summary(folder) -> dict:
-    return json.loads((Path(folder) / "summary.json").read_text())
+from conftest import SHARED, TOY, command, rows, summary, untimed
 
 
 @pytest.mark.parametrize("arch", ["cnn", "mlp"])
@@ -141,60 +110,6 @@ def test_same_seed_same_rows_and_another_seed_others(base):
     assert untimed("a") != untimed("c")
 
 
-@pytest.mark.parametrize("base", ["pico", "lwc", "cc"])
-@pytest.mark.parametrize("stop_in", [2, 4])
-def test_resume_ends_as_the_run_that_was_left_alone(base, stop_in, monkeypatch, capsys):
-    argv = [*TOY, "--base", base, "--epochs", "5", "--e0", "2", "--tau", "0"]
-    assert train.main([*argv, "--out", "whole"]) == 0
-    original, calls = train.train_step, []
-
-    def interrupted(*args):
-        calls.append(1)
-        if len(calls) == (stop_in - 1) * 5 + 3:  # in the middle of an epoch of five or six steps
-            os.kill(os.getpid(), signal.SIGTERM)
-        return original(*args)
-
-    monkeypatch.setattr(train, "train_step", interrupted)
-    assert train.main([*argv, "--out", "parts"]) == 143
-    assert "--resume" in capsys.readouterr().out
-    monkeypatch.setattr(train, "train_step", original)
-    assert train.main([*argv, "--out", "parts", "--resume"]) == 0
-    assert untimed("parts") == untimed("whole")
-    one, two = (torch.load(f"{name}/checkpoint.pt", weights_only=True)["network"] for name in ("whole", "parts"))
-    assert all(torch.equal(one[k], two[k]) for k in one if k != "_extra_state")
-    with np.load("whole/candidates.npz") as a, np.load("parts/candidates.npz") as b:
-        assert all(np.array_equal(a[k], b[k]) for k in a.files)
-    capsys.readouterr()
-    assert train.main([*argv, "--out", "parts", "--resume"]) == 2
-    assert "finished" in capsys.readouterr().err
-    assert train.main([*argv, "--out", "parts", "--resume", "--lr", "0.7"]) == 2
-    assert "--lr" in capsys.readouterr().err
-
-
-def test_a_folder_with_a_run_is_never_overwritten(capsys):
-    argv = [*TOY, "--base", "cc", "--epochs", "1"]
-    assert train.main([*argv, "--out", "r"]) == 0
-    before = Path("r/metrics.jsonl").read_text()
-    assert train.main([*argv, "--out", "r"]) == 2
-    assert "--resume" in capsys.readouterr().err and Path("r/metrics.jsonl").read_text() == before
-    assert train.main(argv) == 0 and train.main(argv) == 0  # names of its own are numbered
-    assert len(list(Path("runs").iterdir())) == 2
-
-
-def test_a_loss_that_is_not_finite_stops_the_run(monkeypatch, capsys):
-    original, calls = train.train_step, []
-
-    def poisoned(*args):
-        calls.append(1)
-        loss, tau, counts = original(*args)
-        return loss * (math.nan if len(calls) == 8 else 1), tau, counts
-
-    monkeypatch.setattr(train, "train_step", poisoned)
-    assert train.main([*TOY, "--base", "cc", "--epochs", "5", "--out", "r"]) == 1
-    assert "not finite in epoch 2" in capsys.readouterr().err
-    assert len(rows("r")) == 1 and not Path("r/summary.json").exists()
-
-
 def test_cosine_schedule_of_the_release():
     assert train.cosine(0.01, 1, 1000) == pytest.approx(0.00999998, abs=1e-8)
     assert train.cosine(0.01, 500, 1000) == pytest.approx(0.005005)
@@ -233,73 +148,6 @@ def test_help_shows_every_option_and_the_presets(capsys):
         --amp""".split():
         assert name in out, name
     assert "cifar100" in out and "8192" in out and "0.008" in out
-
-
-# ------------------------------------------------------------------ bad input
-
-BAD = [
-    (["--q", "1"], "--q"),
-    (["--q", "-0.1"], "--q"),
-    (["--q", "nan"], "--q"),
-    (["--eta", "1.0"], "--eta"),
-    (["--eta", "-1"], "--eta"),
-    (["--q", "0.9999999", "--eta", "0.3", "--limit-train", "50", "--batch-size", "8"], "--q"),
-    (["--base", "foo"], "--base"),
-    (["--base", "prodn"], "proden"),
-    (["--dataset", "kmist"], "kmnist"),
-    (["--dataset", "kmnist", "--data", "nowhere"], "digits"),
-    (["--dataset", "absent.npz"], "absent.npz"),
-    (["--epochs", "0"], "--epochs"),
-    (["--epochs", "-3"], "--epochs"),
-    (["--epochs", "many"], "--epochs"),
-    (["--batch-size", "5000"], "--batch-size"),
-    (["--batch-size", "1"], "--batch-size"),
-    (["--limit-train", "40"], "--batch-size"),
-    (["--lr", "0"], "--lr"),
-    (["--tau", "2"], "--tau"),
-    (["--e0", "soon"], "--e0"),
-    (["--e0", "61"], "--e0"),
-    (["--views", "x"], "--views"),
-    (["--crop", "0"], "--crop"),
-    (["--f", "prototype", "--base", "cc"], "--f"),
-    (["--queue", "10"], "--queue"),
-    (["--resume"], "--resume"),
-    (["--nonsense"], "--nonsense"),
-    (["--device", "cuda"], "--device"),
-]
-
-
-@pytest.mark.parametrize(("argv", "named"), BAD, ids=[" ".join(argv) for argv, _ in BAD])
-def test_bad_input_gets_one_line_and_exit_2(argv, named, capfd):
-    if "cuda" in argv and torch.cuda.is_available():
-        pytest.skip("there is a card")
-    try:
-        code = train.main(argv)
-    except SystemExit as stop:
-        code = stop.code
-    err = capfd.readouterr().err
-    assert code == 2 and err.startswith("error: ") and err.count("\n") == 1 and named in err, err
-    assert list(Path().iterdir()) == []  # nothing written
-
-
-@pytest.mark.parametrize("what", ["missing", "floats", "labels", "empty", "pickle"])
-def test_bad_files_get_one_line_and_exit_2(what, capfd):
-    x, y = np.zeros((20, 8, 8), np.uint8), np.arange(20) % 4
-    arrays = dict(x_train=x, y_train=y, x_test=x, y_test=y)
-    arrays |= {
-        "missing": {},
-        "floats": dict(x_train=x.astype(np.float32)),
-        "labels": dict(y_train=y - 1),
-        "empty": dict(candidates=np.zeros((20, 4), bool)),
-        "pickle": dict(y_train=np.array([{}] * 20, dtype=object)),
-    }[what]
-    if what == "missing":
-        del arrays["y_test"]
-    np.savez("bad.npz", **arrays)
-    assert train.main(["--dataset", "bad.npz", "--batch-size", "4", "--arch", "mlp"]) == 2
-    err = capfd.readouterr().err
-    assert err.startswith("error: ") and err.count("\n") == 1 and "bad.npz" in err
-    assert [p.name for p in Path().iterdir()] == ["bad.npz"]
 
 
 def test_own_data_with_annotators(capsys):
@@ -344,27 +192,6 @@ def test_data_on_the_host_gives_the_same_run(base):
 
 
 # ------------------------------------------------------------------ as a person runs it
-
-
-def command(*argv, **options):
-    return subprocess.Popen(
-        [sys.executable, str(HERE / "train.py"), *argv],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
-
-
-def test_ctrl_c_leaves_no_traceback_and_says_how_to_go_on():
-    process = command(*TOY, "--epochs", "5000", "--out", "r")
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (Path("r/checkpoint.pt")).exists():
-        time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in out + err
-    assert "--resume" in out and len(rows("r")) >= 1
 
 
 @pytest.mark.skipif(not (SHARED / "KMNIST").exists(), reason="needs ../shared/data")

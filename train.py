@@ -24,9 +24,11 @@ import data
 import irnet
 import losses
 import models
+import parallel
 from data import InputError
 from options import configure
-from runs import Interrupt, Run, Screen
+from runs import Interrupt, Run, WriteError
+from screen import Screen
 
 # ------------------------------------------------------------------ what is trained on what
 
@@ -38,8 +40,8 @@ class Setup:
         self.device = device = torch.device(c.device)
         if c.threads:
             torch.set_num_threads(c.threads)
-        self.dataset = d = dataset or data.load(
-            c.dataset, c.data, c.image_size or None, c.limit_train, c.limit_test
+        self.dataset = d = dataset or parallel.one_first(
+            lambda: data.load(c.dataset, c.data, c.image_size or None, c.limit_train, c.limit_test)
         )
 
         # The candidate sets and the held-out part: the same for a seed on every device.
@@ -81,6 +83,8 @@ class Setup:
             augment.compile_operations()
             for encoder in (self.network.query, self.network.key) if pico else (self.network,):
                 encoder.backbone.compile()
+        if parallel.size() > 1:
+            self.network = parallel.Spread(self.network)
         self.augment = dict(crop=c.crop, flip=c.flip)
 
     def autocast(self):
@@ -108,9 +112,13 @@ class Setup:
     def state_dict(self) -> dict:
         parts = ("network", "optimizer", "base", "refine")
         randomness = dict(generator=self.generator.get_state(), torch_generator=torch.get_rng_state())
-        return {part: getattr(self, part).state_dict() for part in parts} | randomness
+        data = dict(before=self.before, held_out=self.held_out, pool=self.pool)
+        return {part: getattr(self, part).state_dict() for part in parts} | randomness | data
 
     def load_state_dict(self, state: dict) -> None:
+        if not torch.equal(state["before"], self.before):
+            raise InputError("--resume: the data are not those that the run began with")
+        self.held_out, self.pool = state["held_out"].to(self.device), state["pool"].to(self.device)
         for part in ("network", "optimizer", "base", "refine"):
             getattr(self, part).load_state_dict(state[part])
         self.generator.set_state(state["generator"].cpu())
@@ -199,23 +207,27 @@ def train_epoch(s: Setup, c: argparse.Namespace, epoch: int, screen: Screen, int
     steps = len(order) // c.batch_size  # T_max; what is left over has its turn in another epoch
     seen = order[: steps * c.batch_size]
     noisy = irnet.is_noisy(s.candidates[seen], s.labels[seen])  # as each is when it is seen
-    taus, total_loss = [], torch.zeros((), device=s.device)
+    taus, step_losses = [], []
     counts = torch.zeros(6, dtype=torch.long, device=s.device)
     for step, (index, x) in enumerate(s.batches(seen, c.batch_size), 1):
         loss, tau, count = train_step(s, c, index, x, correcting)
         taus.append(tau)
-        total_loss += loss
+        step_losses.append(loss)
         counts += count
         screen.step(epoch, step, steps)
         if interrupt.signal:
             return None
+        if step == steps or step % 100 == 0:  # a rare look: all the steps between wait for nothing
+            finite = torch.stack(step_losses).isfinite()
+            if not finite.all():
+                return dict(not_finite=int(finite.int().argmin()) + 1)
     s.base.end_epoch(epoch, c.epochs)
     phi_c, phi_n = irnet.hit_ratios(counts[:4])  # the first read: the device has finished
     moved, right = counts[4:].tolist()
     return dict(
         epoch=epoch,
         lr=cosine(c.lr, epoch, c.epochs),
-        loss=float(total_loss) / steps,
+        loss=float(torch.stack(step_losses).mean()),
         phi_c=phi_c,
         phi_n=phi_n,
         bayes_error=irnet.bayes_error(torch.cat(taus), noisy),
@@ -226,30 +238,57 @@ def train_epoch(s: Setup, c: argparse.Namespace, epoch: int, screen: Screen, int
 
 
 def train(c: argparse.Namespace) -> int:
-    s = Setup(c)
     name = f"{Path(c.dataset).stem}-{c.base}{'' if c.no_irnet else '-irnet'}"
     name += (f"-q{c.q:g}-eta{c.eta:g}" if c.q is not None else "") + f"-seed{c.seed}"
-    folder = Path(c.out) if c.out else Path("runs") / name
-    run = (Run.latest if c.resume else Run.fresh)(folder, c.out is not None)
-    config = {key: value for key, value in vars(c).items() if key not in ("resume", "out", "data")}
-    rows: list[dict] = []
-    if c.resume:
-        rows = run.resume(config, s)
-    else:
-        run.start(config)
-    screen = Screen(c.epochs, len(s.pool) // c.batch_size, corrects=not c.no_irnet)
-    screen.opening(c, s, run.folder, len(rows))
-    interrupt = Interrupt()
+    aside = ("resume", "overwrite", "save_every", "out", "data", "data_device")  # change nothing in a run's results
+    config = json.loads(json.dumps({key: value for key, value in vars(c).items() if key not in aside}))
+    run = Run(c.out or Path("runs") / name, named=c.out is not None)
+    try:
+        state, finished = parallel.from_first(lambda: run.look(config, c.resume, c.overwrite))
+        if finished:
+            say(f"{run.folder} is finished: summary.json has its results, candidates.npz its candidate sets")
+            return 0
+        s = Setup(c)
+        rows = json.loads(state["rows"]) if state else []
+        if state:
+            s.load_state_dict(state)
+        if not parallel.same_everywhere(s.candidates):
+            raise InputError(f"--dataset {c.dataset}: the ranks do not see the same data")
+        parallel.from_first(lambda: run.begin(config, rows))
+        screen = Screen(c.epochs, len(s.pool) // c.batch_size, corrects=not c.no_irnet)
+        screen.opening(c, s, run.folder, len(rows))
+        interrupt = Interrupt()
+        try:
+            return epochs(s, c, config, run, rows, screen, interrupt)
+        except RuntimeError as error:
+            if not parallel.lost(error):
+                raise
+            run.flush()
+            if interrupt.signal:
+                screen.stopped(len(rows) + 1, run.folder)
+                return 128 + interrupt.signal
+            kept = f"{len(rows)} finished epochs are kept"
+            print(f"error: another rank is gone; {kept}: the same command with --resume goes on", file=sys.stderr)
+            return 1
+    finally:
+        run.close()
 
+
+def epochs(
+    s: Setup, c: argparse.Namespace, config: dict, run: Run, rows: list[dict], screen: Screen, interrupt: Interrupt
+) -> int:
+    """Both loops of Algorithm 1, from the epoch after `rows` on -> the exit status."""
     for epoch in range(len(rows) + 1, c.epochs + 1):  # Alg. 1: for e = 1..E_max
         began = time.monotonic()
         row = train_epoch(s, c, epoch, screen, interrupt)
-        if row is None:
-            screen.stopped(epoch, run.folder)
-            return 128 + interrupt.signal
-        if not math.isfinite(row["loss"]):
+        if row is None or "not_finite" in row:
+            run.flush()
+            if row is None:
+                screen.stopped(epoch, run.folder)
+                return 128 + interrupt.signal
             kept = f"epoch {epoch - 1} is kept in {run.folder}"
-            print(f"error: the loss is not finite in epoch {epoch}: lower --lr; {kept}", file=sys.stderr)
+            where = f"in step {row['not_finite']} of epoch {epoch}"
+            say(f"error: the loss is not finite {where}: lower --lr; {kept}", sys.stderr)
             return 1
 
         # Alg. 1: evaluate f, save the result in res[e], check the convergence condition.
@@ -264,19 +303,25 @@ def train(c: argparse.Namespace) -> int:
         row["e0"] = s.refine.e0
         row["seconds"] = time.monotonic() - began
         rows.append(row)
-        run.row(row)
-        run.save(s.state_dict() | dict(config=config, rows=json.dumps(rows)))
+        if not parallel.same_everywhere(s.candidates):
+            say(f"error: the candidate sets of the ranks differ after epoch {epoch}", sys.stderr)
+            return 1
+        if parallel.first():
+            run.row(row)
+            everything = s.state_dict() | dict(config=config, rows=json.dumps(rows))
+            run.save(everything, epoch, now=epoch % c.save_every == 0 or epoch == c.epochs)
         screen.row(row)
 
     summary = summarise(c, s, rows)
-    run.finish(
-        summary,
-        before=s.before.numpy(),
-        after=s.candidates.cpu().numpy(),
-        corrected_at=s.refine.corrected_at.cpu().numpy(),
-        label=s.refine.corrected_to.cpu().numpy(),
-        truth=s.dataset.labels.numpy(),
-    )
+    if parallel.first():
+        run.finish(
+            summary,
+            before=s.before.numpy(),
+            after=s.candidates.cpu().numpy(),
+            corrected_at=s.refine.corrected_at.cpu().numpy(),
+            label=s.refine.corrected_to.cpu().numpy(),
+            truth=s.dataset.labels.numpy(),
+        )
     screen.closing(c, summary, run.folder)
     return 0
 
@@ -313,13 +358,22 @@ def summarise(c: argparse.Namespace, s: Setup, rows: list[dict]) -> dict:
 
 def main(argv: list[str] | None = None) -> int:
     try:
-        return train(configure(argv))
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        c = configure(argv)
+        parallel.start(c.device, c.batch_size)
+        return train(c)
+    except (InputError, WriteError) as error:
+        say(f"error: {error}", sys.stderr)
+        return 2 if isinstance(error, InputError) else 1
     except KeyboardInterrupt:  # before the first step
         print("\nstopped before the first step; nothing was lost", file=sys.stderr)
         return 130
+    finally:
+        parallel.stop()
+
+
+def say(line: str, stream=None) -> None:
+    if parallel.first():
+        print(line, file=stream)
 
 
 if __name__ == "__main__":

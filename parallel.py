@@ -1,0 +1,222 @@
+"""Many cards and machines: `torchrun --nproc-per-node 4 train.py ...`; one process without it.
+
+Every rank holds all labels and draws the same random numbers. Of every global batch it runs its own part through
+the networks; the outputs (B x C logits, B x d embeddings) are then gathered, and losses, label weights, PiCO's
+queue and prototypes and IRNet's corrections follow from the whole batch on every rank alike. So the label state is
+the same everywhere without ever being sent, and the run is the one-process run, rounding aside. Gradients are
+averaged by torch's DistributedDataParallel; batch normalisation has the statistics of the global batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from data import InputError
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", 0))  # torchrun sets these
+
+
+def size() -> int:
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def first() -> bool:
+    """Whether this process writes and speaks."""
+    return rank() == 0
+
+
+def start(device: str, batch_size: int) -> None:
+    if size() == 1 or dist.is_initialized():
+        return
+    if batch_size % size():
+        raise InputError(f"--batch-size {batch_size}: must be a multiple of the {size()} ranks")
+    if device == "cuda":
+        here = int(os.environ["LOCAL_RANK"])
+        if here >= torch.cuda.device_count():
+            raise InputError(f"--nproc-per-node: there are only {torch.cuda.device_count()} cards on this machine")
+        torch.cuda.set_device(here)
+    dist.init_process_group({"cuda": "nccl"}.get(device, "gloo"))
+
+
+def stop() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def lost(error: RuntimeError) -> bool:
+    """Whether the error is that another rank has gone."""
+    return size() > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error))
+
+
+def from_first(function: Callable):
+    """What `function` returns on rank 0, or the input error that it raises there, on every rank."""
+    box = [None]
+    if first():
+        try:
+            box = [function()]
+        except InputError as error:
+            box = [error]
+    if size() > 1:
+        dist.broadcast_object_list(box)
+    if isinstance(box[0], InputError):
+        raise box[0]
+    return box[0]
+
+
+def one_first(function: Callable):
+    """The first process of each machine alone, then the others: a download happens once."""
+    waits = size() > 1 and int(os.environ["LOCAL_RANK"]) > 0
+    if waits:
+        dist.barrier()
+    result = function()
+    if size() > 1 and not waits:
+        dist.barrier()
+    return result
+
+
+def same_everywhere(candidates: Tensor) -> bool:
+    """Whether all ranks hold these very candidate sets, by a number that depends on every entry."""
+    if size() == 1:
+        return True
+    g = torch.Generator().manual_seed(0)
+    code = torch.randint(2**61, (candidates.shape[1],), generator=g).to(candidates.device)
+    total = torch.zeros((), dtype=torch.long, device=candidates.device)
+    for part in candidates.split(1 << 16):
+        rows = (part * code).sum(1)  # a number a set; sums wrap around, alike everywhere
+        total = total * 31 + (rows * (2 * torch.arange(len(rows), device=rows.device) + 1)).sum()
+    totals = [torch.zeros_like(total) for _ in range(size())]
+    dist.all_gather(totals, total)
+    return all(bool(other == total) for other in totals)
+
+
+# ------------------------------------------------------------------ the network, over all ranks
+
+
+class Spread:
+    """A network that takes the whole batch and returns what the whole batch gives; each rank runs its part."""
+
+    def __init__(self, network: nn.Module):
+        synchronise(network)
+        self._network = network
+        encoder = _Passes(getattr(network, "query", network))
+        named = inspect.signature(
+            DistributedDataParallel
+        ).parameters  # the option has a new name from torch 2.14 on
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in named else "broadcast_buffers"
+        self._trained = DistributedDataParallel(encoder, **{buffers: False})  # the same everywhere already
+
+    def __getattr__(self, name: str):
+        return getattr(self._network, name)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            return gather(self._trained(own(images), "forward"), len(images))
+        return gather(self._network(own(images)), len(images))
+
+    def embed(self, images: Tensor) -> tuple[Tensor, ...]:
+        return tuple(gather(out, len(images)) for out in self._trained(own(images), "embed"))
+
+    def peek(self, images: Tensor) -> Tensor:
+        return gather(self._network.peek(own(images)), len(images))
+
+    def peek_embedding(self, images: Tensor) -> tuple[Tensor, ...]:
+        return tuple(gather(out, len(images)) for out in self._network.peek_embedding(own(images)))
+
+    def keys(self, images: Tensor) -> Tensor:
+        return gather(self._network.keys(own(images)), len(images))
+
+
+class _Passes(nn.Module):
+    """DistributedDataParallel watches `forward` only."""
+
+    def __init__(self, encoder: nn.Module):
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, images: Tensor, method: str):
+        return getattr(self.encoder, method)(images)
+
+
+def own(batch: Tensor) -> Tensor:
+    """This rank's part; in evaluation the last ones are filled up, so that all are of one size."""
+    share = -(-len(batch) // size())
+    part = batch[rank() * share : (rank() + 1) * share]
+    missing = share - len(part)
+    return torch.cat([part, batch[:1].expand(missing, *batch.shape[1:])]) if missing else part
+
+
+def gather(part: Tensor, rows: int) -> Tensor:
+    return _Gather.apply(part)[:rows]
+
+
+class _Gather(torch.autograd.Function):
+    """All parts in the order of the ranks. Every rank has the gradient of the whole loss, and takes that of its own
+    part, times the number of ranks: DistributedDataParallel divides by it."""
+
+    @staticmethod
+    def forward(ctx, part: Tensor) -> Tensor:
+        part = part.contiguous()
+        ctx.rows, parts = len(part), [torch.empty_like(part) for _ in range(size())]
+        dist.all_gather(parts, part)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return gradient[rank() * ctx.rows : (rank() + 1) * ctx.rows] * size()
+
+
+# ------------------------------------------------------------------ batch normalisation over all ranks
+
+
+def synchronise(network: nn.Module) -> None:
+    """The statistics of the global batch: torch's SyncBatchNorm on cards; it has none for CPUs."""
+    for name, child in network.named_children():
+        if not isinstance(child, nn.modules.batchnorm._BatchNorm):
+            synchronise(child)
+        elif next(child.parameters()).is_cuda:
+            setattr(network, name, nn.SyncBatchNorm.convert_sync_batchnorm(child))
+        else:
+            child.forward = functools.partial(batch_norm, child)
+
+
+def batch_norm(norm: nn.modules.batchnorm._BatchNorm, x: Tensor) -> Tensor:
+    if not norm.training:
+        return F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.0, norm.eps)
+    dims, shape = (0, *range(2, x.ndim)), (1, -1) + (1,) * (x.ndim - 2)
+    n = x.numel() // x.shape[1] * size()
+    mean = _Sum.apply(x.sum(dims)) / n
+    centred = x - mean.view(shape)
+    variance = _Sum.apply(centred.square().sum(dims)) / n
+    if norm.track_running_stats:
+        with torch.no_grad():
+            norm.num_batches_tracked += 1
+            norm.running_mean.lerp_(mean, norm.momentum)
+            norm.running_var.lerp_(variance * (n / (n - 1)), norm.momentum)
+    return centred * ((variance + norm.eps).rsqrt() * norm.weight).view(shape) + norm.bias.view(shape)
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over the ranks; so is its gradient's."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        gradient = gradient.clone()
+        dist.all_reduce(gradient)
+        return gradient

@@ -1,0 +1,130 @@
+"""What the terminal shows: what is about to happen, a row an epoch, a live bar inside a long one, the result."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import irnet
+import models
+import parallel
+
+
+def per_cent(value: float | None) -> str:
+    return "   -  " if value is None or not math.isfinite(value) else f"{100 * value:6.2f}"
+
+
+def duration(seconds: float) -> str:
+    seconds = round(seconds)
+    if seconds < 100:
+        return f"{seconds} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes < 48 * 60 else f"{minutes / 1440:.1f} days"
+
+
+class Screen:
+    """One aligned row an epoch; inside a long epoch a bar with the time left (elsewhere a line a minute)."""
+
+    HEAD = "epoch   loss    val   test  train  noise   |S|  phi_c  phi_n  bayes  moved  right  img/s"
+
+    def __init__(self, epochs: int, steps: int, corrects: bool):
+        self.stream = sys.stdout
+        self.mark = "  <- e0: correction starts" if corrects else "  <- e0"
+        self.live = self.stream.isatty() and parallel.first()
+        self.epochs, self.steps = epochs, steps
+        self.began = self.shown = time.monotonic()
+        self.steps_done, self.headed = 0, False
+
+    def say(self, line: str = "") -> None:
+        if not parallel.first():
+            return
+        print(f"\r\033[K{line}" if self.live else line, file=self.stream, flush=True)
+
+    def step(self, epoch: int, step: int, steps: int) -> None:
+        """Called after every step; shows something at most ten times a second, and only in long epochs."""
+        now = time.monotonic()
+        self.steps_done += 1
+        if now - self.shown < (0.2 if self.live else 8 if self.steps_done < 9 else 60):
+            return
+        self.shown = now
+        pace = (now - self.began) / self.steps_done
+        left = (self.epochs - epoch) * self.steps + steps - step
+        text = (
+            f"epoch {epoch}/{self.epochs}  step {step}/{steps}  {duration((steps - step) * pace)} left in it, "
+            f"{duration(left * pace)} in all"
+        )
+        if self.live:
+            filled = round(20 * step / steps)
+            print(f"\r\033[K[{'#' * filled}{'.' * (20 - filled)}] {text}", end="", file=self.stream, flush=True)
+        else:
+            self.say(text)
+
+    def row(self, row: dict) -> None:
+        if not self.headed or row["epoch"] % 20 == 1:
+            self.say(self.HEAD)
+            self.headed = True
+        p = per_cent
+        self.say(
+            f"{row['epoch']:5d} {row['loss']:6.3f} {p(row['val'])} {p(row['test'])} {p(row['transductive'])} "
+            f"{p(row['noise_level'])} {row['set_size']:5.2f} {p(row['phi_c'])} {p(row['phi_n'])} "
+            f"{p(row['bayes_error'])} {row['corrections']:6d} {p(row['correction_precision'])} "
+            f"{row['images_per_second']:6.0f}" + (self.mark if row["e0"] == row["epoch"] else "")
+        )
+        self.shown = time.monotonic()
+
+    def opening(self, c, s, folder: Path, done: int) -> None:
+        """What is about to happen."""
+        d, n = s.dataset, len(s.images)
+        size, colour = d.images.shape[-1], "colour" if d.images.shape[1] == 3 else "grey"
+        missing = 100 * irnet.noise_level(s.before, d.labels)
+        asked = f" (asked for {100 * c.eta:g} %)" if c.eta is not None else ""
+        sets = s.before.sum(1).float().mean()
+        encoders = "two encoders" if c.base == "pico" else "one encoder"
+        million = models.parameter_count(s.network) / 1e6
+        precision = (", bf16" if s.bf16 else "") + (f", {parallel.size()} ranks" if parallel.size() > 1 else "")
+        count = torch.get_num_threads()
+        threads = f" ({count} thread{'s' * (count > 1)})" if c.device == "cpu" else ""
+        rule = f"found by the {c.e0_rule} rule, window {s.refine.epoch.window}" if c.e0 == "auto" else c.e0
+        curve = (
+            "test accuracy, which leaks the test set" if c.val == "test" else f"{len(s.held_out)} held-out samples"
+        )
+        what = "nothing is corrected" if c.no_irnet else f"tau {c.tau:g}, extra views {c.views}"
+        base = "PiCO" if c.base == "pico" else c.base.upper()
+        self.say(f"{base} {'alone' if c.no_irnet else 'with IRNet'} on {d.name}, seed {c.seed}")
+        self.say(f"  data     {n:,} training and {len(s.test_images):,} test images, {size}x{size} {colour}, "
+                 f"{d.num_classes} classes")  # fmt: skip
+        self.say(f"  labels   {sets:.2f} candidates a sample; the truth is missing from {missing:.2f} %{asked}")
+        self.say(f"  network  {c.arch}, {encoders}, {million:.2f} M parameters, on {c.device}{threads}{precision}")
+        self.say(f"  plan     {c.epochs} epochs of {self.steps} steps of {c.batch_size}; {what}")
+        self.say(f"  e0       {rule}; the curve is from {curve}")
+        self.say(f"  files    {folder}" + (f"; going on after epoch {done}" if done else ""))
+        self.say(
+            "  columns  in per cent: val (see e0), test and train accuracy, samples whose truth is missing, hit"
+        )
+        self.say("           accuracies (Eqs. 7-8), Bayes error (Eq. 6); labels moved in, and how many were right")
+        self.say()
+
+    def stopped(self, epoch: int, folder: Path) -> None:
+        kept = f"epochs 1 to {epoch - 1} are kept" if epoch > 1 else "no epoch was finished"
+        self.say(f"stopped in epoch {epoch}; {kept} in {folder}")
+        self.say(f"to go on: the same command with --resume --out {folder}")
+
+    def closing(self, c, summary: dict, folder: Path) -> None:
+        p = {key: 100 * value for key, value in summary.items() if isinstance(value, float)}
+        self.say()
+        self.say(f"test accuracy  last {p['last']:.2f} %, best {p['best']:.2f} %, gap {p['gap']:.2f} points")
+        self.say(f"train accuracy {p['transductive']:.2f} % (over all classes, against the hidden truth)")
+        if c.no_irnet:
+            self.say(f"noise level    {p['noise_before']:.2f} %, as it was")
+        else:
+            fixed = f"; {summary['corrections']:,} labels moved in" if summary["corrections"] else "; nothing moved"
+            fixed += f", {p['correction_precision']:.1f} % of them right" if summary["corrections"] else ""
+            found = f"e0 = {summary['e0']}" if summary["e0"] else "e0 was not found"
+            self.say(f"noise level    {p['noise_before']:.2f} % -> {p['noise_after']:.2f} %; {found}{fixed}")
+        self.say(f"files          {folder}, in {duration(summary['seconds'])}")

@@ -1,0 +1,303 @@
+"""The run's folder: exact resume, and faults: signals, damaged files, full disks, two processes, a bad loss."""
+
+import json
+import math
+import os
+import pickle
+import random
+import resource
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import losses
+import runs
+import train
+from conftest import TOY, command, process, rows, run, same_run
+
+SHORT = [*TOY, "--e0", "2", "--tau", "0"]
+
+
+def stopping_at(monkeypatch, step: int, do=lambda: os.kill(os.getpid(), signal.SIGTERM)) -> None:
+    """Something happens in the given step of the next run; then the steps are as before."""
+    original, calls = train.train_step, []
+
+    def patched(*args):
+        calls.append(1)
+        if len(calls) == step:
+            do()
+            monkeypatch.setattr(train, "train_step", original)
+        return original(*args)
+
+    monkeypatch.setattr(train, "train_step", patched)
+
+
+# ------------------------------------------------------------------ exact resume
+
+
+@pytest.mark.parametrize("base", list(losses.BASES))
+def test_resume_ends_as_the_run_that_was_left_alone(base, monkeypatch, capsys):
+    """Stopped before e0 and after it, always in the middle of an epoch of five or six steps."""
+    argv = [*SHORT, "--base", base, "--epochs", "5"]
+    assert train.main([*argv, "--out", "whole"]) == 0
+    for step, more in ((8, []), (13, ["--resume"])):  # in epoch 2; then, from its beginning, in epoch 4
+        stopping_at(monkeypatch, step)
+        assert train.main([*argv, "--out", "parts", *more]) == 143
+        assert "--resume" in capsys.readouterr().out
+    assert [row["epoch"] for row in rows("parts")] == [1, 2, 3]
+    assert train.main([*argv, "--out", "parts", "--resume"]) == 0
+    assert same_run("whole", "parts")
+    assert rows("whole")[-1]["corrections"] >= 0 and sum(row["corrections"] for row in rows("whole")) > 0
+
+
+def test_a_finished_run_says_so_and_another_configuration_is_refused(capsys):
+    argv = [*SHORT, "--base", "cc", "--epochs", "2", "--out", "r"]
+    assert train.main(argv) == 0
+    files = {path.name: path.read_bytes() for path in Path("r").iterdir()}
+    capsys.readouterr()
+    assert train.main([*argv, "--resume"]) == 0 and "finished" in capsys.readouterr().out
+    for option, value in (("--lr", "0.7"), ("--seed", "3"), ("--epochs", "9"), ("--base", "log"), ("--tau", "0.1")):
+        changed = [*argv, option, value, "--resume"]
+        assert train.main(changed) == 2
+        err = capsys.readouterr().err
+        assert option in err and value in err and err.count("\n") == 1
+        assert option != "--epochs" or "laid out" in err
+    assert {path.name: path.read_bytes() for path in Path("r").iterdir() if path.name != ".lock"} == {
+        name: content for name, content in files.items() if name != ".lock"
+    }
+    Path("r/summary.json").unlink()  # killed between the last checkpoint and the results
+    assert train.main([*argv, "--resume"]) == 0 and Path("r/summary.json").read_bytes() == files["summary.json"]
+
+
+def test_resume_before_the_first_checkpoint_begins_again(monkeypatch):
+    argv = [*SHORT, "--base", "rc", "--epochs", "2"]
+    stopping_at(monkeypatch, 2)
+    assert train.main([*argv, "--out", "r"]) == 143 and not Path("r/checkpoint.pt").exists()
+    assert train.main([*argv, "--out", "r", "--resume"]) == 0 and train.main([*argv, "--out", "whole"]) == 0
+    assert same_run("r", "whole")
+
+
+def test_resume_refuses_other_data(monkeypatch, capsys):
+    x, y = np.zeros((100, 8, 8), np.uint8), np.arange(100) % 4
+    arrays = dict(x_train=x, y_train=y, x_test=x, y_test=y)
+    np.savez("own.npz", **arrays)
+    argv = "--dataset own.npz --q 0.3 --eta 0.3 --arch mlp --batch-size 16 --out r".split()
+    stopping_at(monkeypatch, 8)
+    assert train.main([*argv, "--epochs", "3"]) == 143
+    np.savez("own.npz", **arrays | dict(y_train=y[::-1]))
+    assert train.main([*argv, "--epochs", "3", "--resume"]) == 2 and "data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGKILL])
+def test_save_every_writes_rarely_but_loses_nothing_that_it_can_keep(signal_number, monkeypatch):
+    argv = [*SHORT, "--base", "lwc", "--epochs", "8", "--save-every", "3"]
+    written = []
+    original = runs.Run._write
+    monkeypatch.setattr(runs.Run, "_write", lambda self, name, c: written.append(name) or original(self, name, c))
+    assert train.main([*argv, "--out", "whole"]) == 0
+    assert written.count("checkpoint.pt") == 3  # after epochs 3, 6 and 8
+    child = process(killed_in_step, 5 + 5 + 6 + 6 + 3, signal_number, [*argv, "--out", "r"])  # in the fifth epoch
+    child.join(60)
+    assert child.exitcode == (143 if signal_number == signal.SIGTERM else -9)
+    state = torch.load("r/checkpoint.pt", weights_only=True)
+    assert len(json.loads(state["rows"])) == (4 if signal_number == signal.SIGTERM else 3)
+    assert train.main([*argv, "--out", "r", "--resume"]) == 0 and same_run("r", "whole")
+
+
+def killed_in_step(step, number, argv) -> int:
+    original, calls = train.train_step, []
+
+    def patched(*args):
+        calls.append(1)
+        if len(calls) == step:
+            os.kill(os.getpid(), number)
+        return original(*args)
+
+    train.train_step = patched
+    return train.main(argv)
+
+
+# ------------------------------------------------------------------ faults
+
+
+@pytest.mark.parametrize("base", list(losses.BASES))
+def test_killed_at_random_moments_and_resumed_it_ends_the_same(base):
+    """SIGKILL, four times a base, at any moment from the start of the process on."""
+    argv = [*SHORT, "--base", base, "--epochs", "24", "--transductive-every", "24"]
+    began = time.monotonic()
+    whole = process(run, [*argv, "--out", "whole"])
+    whole.join(120)
+    took = time.monotonic() - began
+    moments, kills = random.Random(base), 0
+    for _ in range(60):
+        more = ["--resume"] if Path("r/config.json").exists() else []
+        child = process(run, [*argv, "--out", "r", *more])
+        if kills < 4:
+            child.join(moments.uniform(0.02, 0.24 * took))
+            if child.exitcode is None:
+                child.kill()
+                kills += 1
+        child.join(120)
+        if child.exitcode == 0:
+            break
+        assert child.exitcode == -signal.SIGKILL, Path("log").read_text()
+    assert kills == 4 and Path("r/summary.json").exists()
+    assert same_run("whole", "r")
+
+
+def test_a_hundred_damaged_checkpoints_are_all_detected(capsys):
+    """Single flipped bits and truncations anywhere: the previous checkpoint is taken, the damaged one put aside."""
+    argv = [*SHORT, "--base", "cc", "--arch", "mlp", "--epochs", "2", "--out", "r"]
+    assert train.main(argv) == 0
+    newest, previous = Path("r/checkpoint.pt").read_bytes(), Path("r/previous.pt").read_bytes()
+    config = json.loads(Path("r/config.json").read_text())
+    moments = random.Random(0)
+    for trial in range(100):
+        content = bytearray(newest)
+        if trial % 2:
+            content[moments.randrange(len(content))] ^= 1 << moments.randrange(8)
+        else:
+            del content[moments.randrange(len(content)) :]
+        Path("r/checkpoint.pt").write_bytes(content)
+        Path("r/previous.pt").write_bytes(previous)
+        folder = runs.Run("r", named=True)
+        state, finished = folder.look(config, resume=True, overwrite=False)
+        folder.close()
+        assert len(json.loads(state["rows"])) == 1 and not finished
+        assert "checkpoint.pt" in capsys.readouterr().err
+        assert not Path("r/checkpoint.pt").exists() and Path("r/checkpoint.damaged").read_bytes() == content
+    with pytest.raises(runs.Damaged):
+        runs.unpack(newest[:10])
+    assert len(json.loads(runs.unpack(newest)["rows"])) == 2
+
+
+class Bomb:
+    def __reduce__(self):
+        return (os.mkdir, ("exploded",))
+
+
+@pytest.mark.parametrize("what", ["truncated", "flipped", "empty", "foreign", "pickle", "text"])
+def test_resume_from_the_previous_checkpoint(what, monkeypatch, capsys):
+    argv = [*SHORT, "--base", "proden", "--epochs", "5"]
+    assert train.main([*argv, "--out", "whole"]) == 0
+    stopping_at(monkeypatch, 5 + 5 + 6 + 3)  # in the fourth epoch
+    assert train.main([*argv, "--out", "r"]) == 143
+    path = Path("r/checkpoint.pt")
+    content = path.read_bytes()
+    if what == "foreign":
+        torch.save({"weights": torch.zeros(3)}, path)
+    else:
+        middle = len(content) // 2
+        flipped = content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
+        bad = dict(truncated=content[:middle], flipped=flipped, empty=b"", text=b"hello" * 99)
+        bad["pickle"] = pickle.dumps(Bomb())
+        path.write_bytes(bad[what])
+    capsys.readouterr()
+    assert train.main([*argv, "--out", "r", "--resume"]) == 0
+    said = capsys.readouterr()
+    assert "checkpoint.pt" in said.err and "epoch 2" in said.err and said.err.count("\n") == 1
+    assert same_run("whole", "r") and not Path("exploded").exists()
+    for name in ("checkpoint.pt", "previous.pt"):
+        (Path("r") / name).write_bytes(b"")
+    assert train.main([*argv, "--out", "r", "--resume"]) == 2 and "--overwrite" in capsys.readouterr().err
+
+
+def limited(size: int, argv) -> int:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    return train.main(argv)
+
+
+def test_a_full_disk_keeps_the_previous_checkpoint(monkeypatch):
+    argv = [*SHORT, "--base", "log", "--epochs", "4"]
+    assert train.main([*argv, "--out", "whole"]) == 0
+    stopping_at(monkeypatch, 5 + 3)  # in the second epoch
+    assert train.main([*argv, "--out", "r"]) == 143
+    before = Path("r/checkpoint.pt").read_bytes()
+    child = process(limited, len(before) // 2, [*argv, "--out", "r", "--resume"])
+    child.join(60)
+    log = Path("log").read_text()
+    assert child.exitcode == 1 and "Traceback" not in log and "epoch 1 is kept" in log and "--resume" in log
+    assert Path("r/checkpoint.pt").read_bytes() == before and not list(Path("r").glob("*.part"))
+    assert train.main([*argv, "--out", "r", "--resume"]) == 0 and same_run("whole", "r")
+
+
+def test_a_folder_that_vanishes_ends_the_run_with_a_line(monkeypatch, capsys):
+    stopping_at(monkeypatch, 8, lambda: shutil.rmtree("r"))
+    assert train.main([*SHORT, "--base", "cc", "--epochs", "3", "--out", "r"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: cannot write") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("out", ["file/r", "/proc/irnet", "readonly/r"])
+def test_an_unwritable_folder_is_refused(out, capsys):
+    Path("file").write_text("")
+    Path("readonly").mkdir(0o500)
+    if out.startswith("readonly") and os.access("readonly", os.W_OK):
+        pytest.skip("root may write everywhere")
+    assert train.main([*TOY, "--base", "cc", "--epochs", "1", "--out", out]) == 2
+    err = capsys.readouterr().err
+    assert "--out" in err and err.count("\n") == 1
+
+
+def test_two_processes_never_write_one_folder(capsys):
+    argv = [*SHORT, "--base", "cc", "--epochs", "3000", "--out", "r"]
+    child = process(run, argv)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not Path("r/checkpoint.pt").exists():
+        time.sleep(0.05)
+    for more in (["--resume"], ["--overwrite"]):
+        assert train.main([*argv, *more]) == 2
+        err = capsys.readouterr().err
+        assert f"in use by process {child.pid}" in err and err.count("\n") == 1
+    child.kill()
+    child.join()
+    done = len(json.loads(torch.load("r/checkpoint.pt", weights_only=True)["rows"]))
+    resumed = process(killed_in_step, 20, signal.SIGTERM, [*argv, "--resume"])  # a dead process holds no lock
+    resumed.join(60)
+    assert resumed.exitcode == 143 and len(rows("r")) > done
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(monkeypatch, capsys):
+    original, calls = train.train_step, []
+
+    def poisoned(*args):
+        calls.append(1)
+        loss, tau, counts = original(*args)
+        return loss * (math.nan if len(calls) == 8 else 1), tau, counts
+
+    monkeypatch.setattr(train, "train_step", poisoned)
+    argv = [*TOY, "--base", "cc", "--epochs", "5", "--out", "r"]
+    assert train.main(argv) == 1
+    assert "not finite in step 3 of epoch 2" in capsys.readouterr().err
+    assert len(rows("r")) == 1 and not Path("r/summary.json").exists()
+    monkeypatch.setattr(train, "train_step", original)
+    assert train.main([*argv[:-1], "whole"]) == 0 and train.main([*argv, "--resume"]) == 0
+    assert same_run("whole", "r")
+
+
+def test_a_folder_with_a_run_is_never_overwritten(capsys):
+    argv = [*TOY, "--base", "cc", "--epochs", "1"]
+    assert train.main([*argv, "--out", "r"]) == 0
+    before = Path("r/metrics.jsonl").read_text()
+    assert train.main([*argv, "--out", "r"]) == 2
+    assert "--resume" in capsys.readouterr().err and Path("r/metrics.jsonl").read_text() == before
+    assert train.main([*argv, "--out", "r", "--seed", "1", "--overwrite"]) == 0
+    assert json.loads(Path("r/config.json").read_text())["seed"] == 1 and len(rows("r")) == 1
+    assert train.main(argv) == 0 and train.main(argv) == 0  # names of its own are numbered
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+def test_ctrl_c_leaves_no_traceback_and_says_how_to_go_on():
+    person = command(*TOY, "--epochs", "5000", "--out", "r")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (Path("r/checkpoint.pt")).exists():
+        time.sleep(0.2)
+    person.send_signal(signal.SIGINT)
+    out, err = person.communicate(timeout=60)
+    assert person.returncode == 130 and "Traceback" not in out + err
+    assert "--resume" in out and len(rows("r")) >= 1
