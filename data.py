@@ -127,32 +127,43 @@ def _own(path: Path) -> Dataset:
         else:
             with np.load(path, allow_pickle=False) as file:
                 arrays = {key: file[key] for key in file.files}
-    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
-        raise InputError(
-            f"cannot read {str(path)!r} as plain arrays (.npz, or a folder of .npy): {error}"
-        ) from None
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        why = str(error).splitlines()[0]
+        raise InputError(f"cannot read {str(path)!r} as plain arrays (.npz, or a folder of .npy): {why}") from None
     missing = {"x_train", "y_train", "x_test", "y_test"} - set(arrays)
     if missing:
         raise InputError(f"{str(path)!r} lacks {', '.join(sorted(missing))}; it has {', '.join(sorted(arrays))}")
     parts = []
     for part in ("train", "test"):
         x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
-        if x.dtype != np.uint8 or x.ndim not in (3, 4) or x.shape[1] != x.shape[2]:
+        fits = x.dtype == np.uint8 and x.ndim in (3, 4) and x.shape[1] == x.shape[2] and x.shape[3:] in ((), (3,))
+        if not fits or min(x.shape) < 1:
             raise InputError(
-                f"x_{part} of {str(path)!r} must be uint8 [N,H,H] or [N,H,H,3], not {x.dtype} {x.shape}"
+                f"x_{part} of {str(path)!r} must be uint8 [N,H,H] or [N,H,H,3], not {x.dtype} {list(x.shape)}"
             )
-        if y.shape != (len(x),) or y.dtype.kind not in "iu" or y.min(initial=0) < 0:
-            raise InputError(f"y_{part} of {str(path)!r} must be {len(x)} class numbers from 0 on")
+        if x.shape[1:] != arrays["x_train"].shape[1:]:
+            raise InputError(f"x_test of {str(path)!r} must have images of the shape of x_train's")
+        if y.shape != (len(x),) or y.dtype.kind not in "iu" or y.min(initial=0) < 0 or y.max(initial=0) >= 10_000:
+            raise InputError(f"y_{part} of {str(path)!r} must be {len(x)} class numbers from 0 on, below 10,000")
         images = torch.from_numpy(x)
         images = images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)
         parts += [images, torch.from_numpy(y.astype(np.int64))]
-    num_classes = int(max(parts[1].max(), parts[3].max())) + 1
+    num_classes = max(2, int(max(parts[1].max(), parts[3].max())) + 1)
     candidates = None
     if "candidates" in arrays:
-        candidates = torch.from_numpy(arrays["candidates"]).bool()
+        given = arrays["candidates"]
+        if given.ndim != 2 or not np.isin(given, (0, 1)).all():
+            raise InputError(
+                f"candidates of {str(path)!r} must be bool [N,C], not {given.dtype} {list(given.shape)}"
+            )
+        candidates = torch.from_numpy(given.astype(bool))
         num_classes = max(num_classes, candidates.shape[-1])
     elif "annotators" in arrays:  # the union of the annotators' labels
-        votes = torch.from_numpy(arrays["annotators"].astype(np.int64))
+        votes = arrays["annotators"]
+        ok = votes.ndim == 2 and votes.dtype.kind in "iu" and votes.min(initial=0) >= 0
+        if not ok or votes.max(initial=0) >= 10_000:
+            raise InputError(f"annotators of {str(path)!r} must be class numbers [N,A] from 0 on, below 10,000")
+        votes = torch.from_numpy(votes.astype(np.int64))
         num_classes = max(num_classes, int(votes.max()) + 1)
         candidates = F.one_hot(votes, num_classes).sum(1) > 0
     if candidates is not None and candidates.shape != (len(parts[0]), num_classes):

@@ -172,7 +172,7 @@ def parser() -> argparse.ArgumentParser:
         help="f in Eq. 4 (default: prototypes for pico, the classifier elsewhere)",
     )
     g.add_argument("--classifier-loss", choices=["ce", "sce"], help="of pico: its own, or the release's SCE(6, 1)")
-    g.add_argument("--beta", type=float, default=1.0, help="lwc's weight of the non-candidates (default 1)")
+    g.add_argument("--beta", type=float, metavar="B", help="lwc's weight of the non-candidates (default 1)")
     g.add_argument("--proto-start", type=int, metavar="E", help="pico: first epoch of prototype label weights")
     g.add_argument("--queue", type=int, metavar="N", help="pico: keys kept for contrast")
     g.add_argument("--key-momentum", type=float, metavar="M", help="pico: of the key encoder")
@@ -242,21 +242,30 @@ def preset_table() -> str:
     return "\n".join(lines)
 
 
-def nearest(option: str, value: str, names: list[str]) -> str:
+def nearest(option: str, value: str, names: list[str], listed: bool = True) -> str:
     guess = difflib.get_close_matches(value, names, 1)
-    return f"{option} {value}: unknown; choose {', '.join(names)}" + (
-        f" (did you mean {guess[0]}?)" if guess else ""
-    )
+    choose = f"; choose {', '.join(names)}" if listed else ""
+    return f"{option} {value}: unknown{choose}" + (f" (did you mean {guess[0]}?)" if guess else "")
 
 
 def configure(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line, filled up from the presets and checked."""
-    c = parser().parse_args(argv)
+    p = parser()
+    c, unknown = p.parse_known_args(argv)
+    if unknown:
+        word = unknown[0].split("=")[0]
+        p.error(nearest("option", word, list(p._option_string_actions), listed=False))
     own = c.dataset not in PRESETS
     if own and not c.dataset.endswith(".npz") and not Path(c.dataset).is_dir():
         raise InputError(nearest("--dataset", c.dataset, [*PRESETS, "file.npz", "folder"]))
     if c.base not in losses.BASES:
         raise InputError(nearest("--base", c.base, list(losses.BASES)))
+    for name in ("classifier_loss", "proto_start", "queue", "key_momentum", "phi", "prototype_momentum"):
+        if getattr(c, name) is not None and c.base != "pico":
+            raise InputError(f"--{name.replace('_', '-')}: only with --base pico, not {c.base}")
+    if c.beta is not None and c.base != "lwc":
+        raise InputError(f"--beta: only with --base lwc, not {c.base}")
+    c.beta = 1.0 if c.beta is None else c.beta
     preset = PRESETS.get(c.dataset, RELEASED | dict(image_size=0))
     if c.arch in ("cnn", "mlp"):
         preset = SMALL | {name: preset[name] for name in ("window", "threads")}
@@ -288,12 +297,14 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
         ("window", c.window == 0 or c.window >= 2, "0 (epochs/10) or at least 2"),
         ("limit_train", c.limit_train is None or c.limit_train >= 2, "at least 2"),
         ("limit_test", c.limit_test is None or c.limit_test >= 1, "at least 1"),
-        ("image_size", c.image_size == 0 or c.image_size >= 8, "0 (as they are) or at least 8"),
+        ("image_size", c.image_size == 0 or 8 <= c.image_size <= 1024, "0 (as they are) or from 8 to 1024"),
+        ("seed", 0 <= c.seed < 2**63, "at least 0"),
+        ("out", c.out != "", "a folder's name"),
         ("proto_start", c.proto_start >= 1, "at least 1"),
         ("phi", all(0 <= value <= 1 for value in c.phi), "two numbers in [0, 1]"),
-        ("threads", c.threads >= 0, "at least 0"),
+        ("threads", 0 <= c.threads <= 1024, "from 0 to 1024"),
         ("beta", 0 <= c.beta < math.inf, "at least 0"),
-        ("queue", c.base != "pico" or c.queue >= c.batch_size, "at least --batch-size"),
+        ("queue", c.base != "pico" or c.batch_size <= c.queue <= 10**7, "from --batch-size to ten million"),
         ("key_momentum", 0 <= c.key_momentum < 1, "in [0, 1)"),
         ("prototype_momentum", 0 <= c.prototype_momentum < 1, "in [0, 1)"),
         ("transductive_every", c.transductive_every >= 1, "at least 1"),

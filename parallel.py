@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 from collections.abc import Callable
 
 import torch
@@ -49,9 +50,15 @@ def start(device: str, batch_size: int) -> None:
     dist.init_process_group({"cuda": "nccl"}.get(device, "gloo"))
 
 
-def stop() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def leave(code: int) -> None:
+    """Ends the process. A rank skips the interpreter's own teardown, in which threads of its group may abort."""
+    if size() > 1:
+        if code == 0 and dist.is_initialized():  # after an error another rank may be gone: wait for none
+            dist.barrier()
+            dist.destroy_process_group()
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(code)
+    raise SystemExit(code)
 
 
 def lost(error: RuntimeError) -> bool:

@@ -44,6 +44,9 @@ class Setup:
             lambda: data.load(c.dataset, c.data, c.image_size or None, c.limit_train, c.limit_test)
         )
 
+        if c.arch == "cnn" and d.images.shape[-1] < 8:
+            raise InputError(f"--arch cnn: {c.dataset} has images below 8x8; use --arch mlp, or --image-size 8")
+
         # The candidate sets and the held-out part: the same for a seed on every device.
         seeded = torch.Generator().manual_seed(c.seed)
         self.before = candidate_sets(c, d, seeded)  # bool [N, C], as they were
@@ -367,8 +370,6 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:  # before the first step
         print("\nstopped before the first step; nothing was lost", file=sys.stderr)
         return 130
-    finally:
-        parallel.stop()
 
 
 def say(line: str, stream=None) -> None:
@@ -377,4 +378,4 @@ def say(line: str, stream=None) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    parallel.leave(main())
