@@ -30,6 +30,7 @@ import augment
 import data
 import train
 from options import configure
+from runs import Run
 
 Row = dict
 
@@ -204,6 +205,18 @@ def epoch() -> Iterator[Row]:
     yield row_of("an epoch / the sum of its steps, cnn, proden", ratios[1:], "<= 1.05")
 
 
+def checkpoint() -> Iterator[Row]:
+    """Networks, optimiser and label state to the disk, against an epoch of a fiftieth of KMNIST."""
+    torch.set_num_threads(THREADS)
+    c, s = setup("pico", "resnet18", 128, synthetic(10 * 128, 10, 1, 32), "--val", "test")
+    spent = timed(lambda: train.train_epoch(s, c, 1, Quiet(), Quiet()), 1)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(folder, named=True)
+        save = lambda: run.save(s.state_dict() | dict(config={}, rows="[]"), 1, now=True)  # noqa: E731
+        ratios = [timed(save, 1) / spent for _ in range(3)]
+    yield row_of("a checkpoint / an epoch of 1,280 images (KMNIST: 60,000), resnet18, pico", ratios, "<= 0.03")
+
+
 def corruption() -> Iterator[Row]:
     torch.set_num_threads(THREADS)
     labels = torch.randint(0, 100, (50_000,), generator=torch.Generator().manual_seed(0))
@@ -270,7 +283,13 @@ def peak_memory(statement: str) -> int:
 
 
 SECTIONS = dict(
-    augmentation=augmentation, step=steps, epoch=epoch, corrupt=corruption, growth=growth, memory=memory
+    augmentation=augmentation,
+    step=steps,
+    epoch=epoch,
+    checkpoint=checkpoint,
+    corrupt=corruption,
+    growth=growth,
+    memory=memory,
 )
 THREADS = torch.get_num_threads()
 
