@@ -39,6 +39,7 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     candidates: Tensor | None = None  # bool [N, C] where the data brings its own sets
+    dominant: Tensor | None = None  # int64 [N], the annotators' most frequent label
 
 
 TORCHVISION = {  # name: (class, classes, mean, std); released values, Fashion-MNIST's from its training images
@@ -69,8 +70,9 @@ def load(
             images = resize(images, [size, size], antialias=True)
         setattr(data, part + "images", images)
         setattr(data, part + "labels", getattr(data, part + "labels")[:limit])
-    if data.candidates is not None:
-        data.candidates = data.candidates[:limit_train]
+    for name in ("candidates", "dominant"):
+        if getattr(data, name) is not None:
+            setattr(data, name, getattr(data, name)[:limit_train])
     return data
 
 
@@ -149,7 +151,7 @@ def _own(path: Path) -> Dataset:
         images = images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)
         parts += [images, torch.from_numpy(y.astype(np.int64))]
     num_classes = max(2, int(max(parts[1].max(), parts[3].max())) + 1)
-    candidates = None
+    candidates = dominant = None
     if "candidates" in arrays:
         given = arrays["candidates"]
         if given.ndim != 2 or not np.isin(given, (0, 1)).all():
@@ -165,12 +167,13 @@ def _own(path: Path) -> Dataset:
             raise InputError(f"annotators of {str(path)!r} must be class numbers [N,A] from 0 on, below 10,000")
         votes = torch.from_numpy(votes.astype(np.int64))
         num_classes = max(num_classes, int(votes.max()) + 1)
-        candidates = F.one_hot(votes, num_classes).sum(1) > 0
+        count = F.one_hot(votes, num_classes).sum(1)  # [N, C]
+        candidates, dominant = count > 0, count.argmax(1)
     if candidates is not None and candidates.shape != (len(parts[0]), num_classes):
         raise InputError(f"candidates of {str(path)!r} must be [{len(parts[0])}, {num_classes}]")
     if candidates is not None and not candidates.any(1).all():
         raise InputError(f"{str(path)!r} has empty candidate sets: give every sample at least one label")
-    return Dataset(path.stem, *parts, num_classes, *_statistics(parts[0]), candidates)
+    return Dataset(path.stem, *parts, num_classes, *_statistics(parts[0]), candidates, dominant)
 
 
 # ------------------------------------------------------------------ corruption (paper, Section 3.1)

@@ -64,14 +64,19 @@ def supcon(
     The contrast set is [query; key; queue]; P(i) holds all of it with i's label but i itself. i's own key is
     always positive. query, key [B, d] and queue [Q, d] have unit length; a queue label of -1 matches nothing.
     """
+    log_prob, itself = log_contrast(query, key, queue, temperature)
+    positive = (labels[:, None] == torch.cat([labels, labels, queue_labels])) & ~itself
+    return -((log_prob * positive).sum(1) / positive.sum(1)).mean()
+
+
+def log_contrast(query: Tensor, key: Tensor, queue: Tensor, temperature: float = 0.07) -> tuple[Tensor, Tensor]:
+    """log( exp(q_i.k_j/T) / sum_{a != i} exp(q_i.k_a/T) ) over j in [query; key; queue], 0 where j is i itself, and
+    where that is: both [B, 2B+Q]."""
     contrast = torch.cat([query.float(), key.float(), queue.float()])  # [2B+Q, d]
-    contrast_labels = torch.cat([labels, labels, queue_labels])  # [2B+Q]
     itself = torch.eye(len(query), len(contrast), dtype=torch.bool, device=query.device)
     with torch.autocast(query.device.type, enabled=False):
-        similarity = (query.float() @ contrast.T / temperature).masked_fill(itself, -math.inf)  # [B, 2B+Q]
-    log_prob = similarity.log_softmax(1).masked_fill(itself, 0.0)
-    positive = (labels[:, None] == contrast_labels) & ~itself
-    return -((log_prob * positive).sum(1) / positive.sum(1)).mean()
+        similarity = (query.float() @ contrast.T / temperature).masked_fill(itself, -math.inf)
+    return similarity.log_softmax(1).masked_fill(itself, 0.0), itself
 
 
 # ------------------------------------------------------------------ noise-robust losses (paper, Section 4.2)
@@ -172,6 +177,9 @@ class Base:
     def after_step(self, network, views: list[Tensor], index: Tensor, probs: Tensor) -> None:
         """Updates the label weights; probs is f(x) from before the step."""
 
+    def begin_epoch(self, epoch: int, logits_of) -> None:
+        """Before an epoch; logits_of(name of a network) -> [N, C] on the plain training images."""
+
     def end_epoch(self, epoch: int, epochs: int) -> None:
         """What changes with the epochs."""
 
@@ -257,18 +265,25 @@ class PiCO(Base):
     def _sce(logits, weights):
         return sce(logits, weights, 6.0, 1.0, form="soft_target")  # the release's classifier loss with IRNet
 
+    def best(self, probs: Tensor, candidates: Tensor) -> Tensor:
+        """argmax_{j in S} f_j."""
+        return probs.masked_fill(~candidates, -math.inf).argmax(1)
+
+    def prototype_probabilities(self, network, q: Tensor) -> Tensor:
+        return network.prototype_probabilities(q, network.prototypes)
+
     def loss(self, network, views, index):
         candidates = self.candidates[index]
         logits, q = network.embed(views[0])  # [B, C], [B, d]
         with torch.no_grad():
             p = logits.float().softmax(1)
-            c = network.prototype_probabilities(q, network.prototypes)  # [B, C], as they are for the views of x
-            pseudo = p.masked_fill(~candidates, -math.inf).argmax(1)  # argmax_{j in S} p_j
+            c = self.prototype_probabilities(network, q)  # [B, C], with the prototypes that the views of x see
+            pseudo = self.best(p, candidates)
             network.update_prototypes(q, pseudo)
             k = network.keys(views[1])  # after moving the key encoder
             if self.epoch >= self.proto_start:
                 # w <- phi w + (1 - phi) onehot(argmax_{j in S} c_j), before the loss
-                target = F.one_hot(c.masked_fill(~candidates, -math.inf).argmax(1), c.shape[1])
+                target = F.one_hot(self.best(c, candidates), c.shape[1])
                 self.weights[index] = torch.lerp(target.float(), self.weights[index], self.phi)
         loss = self.classifier_loss(logits, self.weights[index]) + self.contrast * supcon(
             q, k, network.queue, pseudo, network.queue_labels
@@ -280,7 +295,7 @@ class PiCO(Base):
         logits, q = network.peek_embedding(view)
         if self.f == "classifier":
             return logits.float().softmax(1)
-        return network.prototype_probabilities(q, network.prototypes)
+        return self.prototype_probabilities(network, q)
 
     def end_epoch(self, epoch, epochs):
         start, end = self.phi_range

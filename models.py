@@ -141,20 +141,21 @@ class PiCO(nn.Module):
         with running_statistics_frozen(self.query):
             return self.query.embed(images)
 
-    def prototype_probabilities(self, q: Tensor, prototypes: Tensor) -> Tensor:
-        """softmax(q . prototypes) at temperature 1: the f of Eq. 4 for PiCO."""
+    def prototype_probabilities(self, q: Tensor, prototypes: Tensor, temperature: float = 1.0) -> Tensor:
+        """softmax(q . prototypes), at temperature 1 the f of Eq. 4 for PiCO."""
         with torch.autocast(q.device.type, enabled=False):
-            return (q.detach().float() @ prototypes.T).softmax(1)
+            return (q.detach().float() @ prototypes.T / temperature).softmax(1)
 
     @torch.no_grad()
-    def update_prototypes(self, q: Tensor, labels: Tensor) -> None:
+    def update_prototypes(self, q: Tensor, labels: Tensor, chosen: Tensor | None = None) -> None:
         """mu_c <- m mu_c + (1 - m) q_i for the batch's samples i of class c one after the other, then unit length.
 
         With n samples of class c in the batch that is m^n mu_c + (1 - m) sum_i m^(later samples of c) q_i.
-        A new tensor: whoever holds the old prototypes keeps them.
+        A new tensor: whoever holds the old prototypes keeps them. `chosen` [B]: those samples alone.
         """
         m = self.prototype_momentum
         member = F.one_hot(labels, len(self.prototypes)).float()  # [B, C]
+        member = member if chosen is None else member * chosen[:, None]
         count = member.sum(0)  # [C]
         later = count - member.cumsum(0)  # [B, C], in each sample's own class
         share = (1 - m) * m**later * member  # [B, C]
@@ -193,12 +194,29 @@ def build(
     mean: Sequence[float] = (0.5,),
     std: Sequence[float] = (0.5,),
     pico: dict | None = None,
-) -> Encoder | PiCO:
-    """The network of a base: one encoder, or PiCO's two (pico = its queue size and momenta)."""
+    pair: bool = False,
+) -> Encoder | PiCO | Pair:
+    """The network of a base: one encoder, PiCO's two (pico = its queue size and momenta), or a pair of them."""
     shape = (arch, channels, size, num_classes, mean, std)
+    if pair:
+        return Pair(Encoder(*shape), Encoder(*shape))
     if pico is None:
         return Encoder(*shape)
     return PiCO(Encoder(*shape, embedding=128), Encoder(*shape, embedding=128), num_classes, **pico)
+
+
+class Pair(nn.Module):
+    """Two encoders of their own, as DivideMix trains them; together their logits are summed."""
+
+    def __init__(self, one: Encoder, two: Encoder):
+        super().__init__()
+        self.one, self.two = one, two
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.one(images) + self.two(images)
+
+    def peek(self, images: Tensor) -> Tensor:
+        return self.one.peek(images) + self.two.peek(images)
 
 
 def parameter_count(network: nn.Module) -> int:

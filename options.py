@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-import losses
+import baselines
 import models
 import parallel
 from data import InputError
@@ -132,7 +132,7 @@ def parser() -> argparse.ArgumentParser:
     )
     g.add_argument("--image-size", type=int, metavar="N", help="resize the images to N x N; 0 leaves them")
     g = p.add_argument_group("method")
-    g.add_argument("--base", default="pico", metavar="NAME", help=f"{', '.join(losses.BASES)} (default pico)")
+    g.add_argument("--base", default="pico", metavar="NAME", help=f"{', '.join(baselines.METHODS)} (default pico)")
     g.add_argument("--no-irnet", action="store_true", help="the base alone: e0 is looked for, nothing is corrected")
     g.add_argument("--tau", type=float, metavar="T", help="tau_epsilon of Eqs. 10-11 (default: the table below)")
     g.add_argument(
@@ -172,6 +172,12 @@ def parser() -> argparse.ArgumentParser:
         help="f in Eq. 4 (default: prototypes for pico, the classifier elsewhere)",
     )
     g.add_argument("--classifier-loss", choices=["ce", "sce"], help="of pico: its own, or the release's SCE(6, 1)")
+    g.add_argument(
+        "--form",
+        default="average",
+        choices=["average", "soft_target"],
+        help="mae, mse, sce on a set: the average over its labels, or the set as a soft target (default average)",
+    )
     g.add_argument("--beta", type=float, metavar="B", help="lwc's weight of the non-candidates (default 1)")
     g.add_argument("--proto-start", type=int, metavar="E", help="pico: first epoch of prototype label weights")
     g.add_argument("--queue", type=int, metavar="N", help="pico: keys kept for contrast")
@@ -258,11 +264,13 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
     own = c.dataset not in PRESETS
     if own and not c.dataset.endswith(".npz") and not Path(c.dataset).is_dir():
         raise InputError(nearest("--dataset", c.dataset, [*PRESETS, "file.npz", "folder"]))
-    if c.base not in losses.BASES:
-        raise InputError(nearest("--base", c.base, list(losses.BASES)))
+    if c.base not in baselines.METHODS:
+        raise InputError(nearest("--base", c.base, list(baselines.METHODS)))
+    if c.base in baselines.WITHOUT_IRNET and not c.no_irnet:
+        raise InputError(f"--base {c.base}: IRNet does not go on top of it; add --no-irnet")
     for name in ("classifier_loss", "proto_start", "queue", "key_momentum", "phi", "prototype_momentum"):
-        if getattr(c, name) is not None and c.base != "pico":
-            raise InputError(f"--{name.replace('_', '-')}: only with --base pico, not {c.base}")
+        if getattr(c, name) is not None and c.base not in baselines.PICO_FAMILY:
+            raise InputError(f"--{name.replace('_', '-')}: only with --base pico and its kind, not {c.base}")
     if c.beta is not None and c.base != "lwc":
         raise InputError(f"--beta: only with --base lwc, not {c.base}")
     c.beta = 1.0 if c.beta is None else c.beta
@@ -277,12 +285,15 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
     if not own:
         c.q = c.q if c.q is not None else 0.05 if c.dataset == "cifar100" else 0.3
         c.eta = c.eta if c.eta is not None else 0.3
+    elif c.base == "alim" and c.eta is None:
+        raise InputError("--base alim: needs the noise rate, --eta, which sets of one's own do not have")
     elif (c.q is None) != (c.eta is None):
         raise InputError("--q, --eta: give both, or neither where the file has candidate sets of its own")
     if c.f == "auto":
-        c.f = "prototype" if c.base == "pico" else "classifier"
+        c.f = "prototype" if c.base in baselines.PICO_FAMILY else "classifier"
     if c.tau is None:
         c.tau = default_tau(c)
+    pico = c.base in baselines.PICO_FAMILY
     c.transductive_every = c.transductive_every or max(1, c.epochs // 100)
     for name, ok, fix in (
         ("q", c.q is None or 0 <= c.q < 1, "in [0, 1)"),
@@ -304,12 +315,16 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
         ("phi", all(0 <= value <= 1 for value in c.phi), "two numbers in [0, 1]"),
         ("threads", 0 <= c.threads <= 1024, "from 0 to 1024"),
         ("beta", 0 <= c.beta < math.inf, "at least 0"),
-        ("queue", c.base != "pico" or c.batch_size <= c.queue <= 10**7, "from --batch-size to ten million"),
+        (
+            "queue",
+            c.base not in baselines.PICO_FAMILY or c.batch_size <= c.queue <= 10**7,
+            "from --batch-size to ten million",
+        ),
         ("key_momentum", 0 <= c.key_momentum < 1, "in [0, 1)"),
         ("prototype_momentum", 0 <= c.prototype_momentum < 1, "in [0, 1)"),
         ("transductive_every", c.transductive_every >= 1, "at least 1"),
         ("save_every", c.save_every >= 1, "at least 1"),
-        ("f", c.f == "classifier" or c.base == "pico", "classifier: only pico has prototypes"),
+        ("f", c.f == "classifier" or pico, "classifier: only pico has prototypes"),
     ):
         if not ok:
             raise InputError(f"--{name.replace('_', '-')} {getattr(c, name)}: must be {fix}")

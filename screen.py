@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+import baselines
 import irnet
 import models
 import parallel
@@ -85,7 +86,7 @@ class Screen:
         missing = 100 * irnet.noise_level(s.before, d.labels)
         asked = f" (asked for {100 * c.eta:g} %)" if c.eta is not None else ""
         sets = s.before.sum(1).float().mean()
-        encoders = "two encoders" if c.base == "pico" else "one encoder"
+        encoders = "two encoders" if c.base in (*baselines.PICO_FAMILY, "dividemix") else "one encoder"
         million = models.parameter_count(s.network) / 1e6
         precision = (", bf16" if s.bf16 else "") + (f", {parallel.size()} ranks" if parallel.size() > 1 else "")
         count = torch.get_num_threads()
@@ -95,7 +96,8 @@ class Screen:
             "test accuracy, which leaks the test set" if c.val == "test" else f"{len(s.held_out)} held-out samples"
         )
         what = "nothing is corrected" if c.no_irnet else f"tau {c.tau:g}, extra views {c.views}"
-        base = "PiCO" if c.base == "pico" else c.base.upper()
+        names = {"pico": "PiCO", "pico+": "PiCO+", "supervised": "Supervised learning", "dividemix": "DivideMix"}
+        base = names.get(c.base, c.base.upper())
         self.say(f"{base} {'alone' if c.no_irnet else 'with IRNet'} on {d.name}, seed {c.seed}")
         self.say(f"  data     {n:,} training and {len(s.test_images):,} test images, {size}x{size} {colour}, "
                  f"{d.num_classes} classes")  # fmt: skip

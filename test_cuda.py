@@ -12,8 +12,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import augment
+import baselines
 import irnet
-import losses
 import models
 import train
 
@@ -42,10 +42,14 @@ def setup(base: str, arch: str) -> train.Setup:
     s.labels = torch.zeros(N, dtype=torch.long)
     s.candidates = torch.ones(N, CLASSES, dtype=torch.bool)
     normal = ((0.5,) * channels,) * 2
-    s.network = models.build(
-        arch, channels, size, CLASSES, *normal, dict(queue_size=64) if base == "pico" else None
-    )
-    s.base = losses.BASES[base](s.candidates)
+    pico = dict(queue_size=64) if base in baselines.PICO_FAMILY else None
+    s.network = models.build(arch, channels, size, CLASSES, *normal, pico, base == "dividemix")
+    options = {"pico+": dict(queue_size=64, start=1)}
+    options |= dict.fromkeys(("supervised", "dividemix"), dict(labels=s.labels))
+    s.base = baselines.METHODS[base](s.candidates, **options.get(base, {}))
+    if base == "dividemix":
+        s.base.clean = torch.zeros(2, N)  # after the warm-up
+    s.base.nearest = True  # PiCO+ in its last stage
     s.refine = irnet.IRNet(s.candidates, 0.01)
     trained = [p for p in s.network.parameters() if p.requires_grad]
     s.optimizer = torch.optim.SGD(trained, 0.1, momentum=0.9, foreach=True)
@@ -54,7 +58,7 @@ def setup(base: str, arch: str) -> train.Setup:
 
 @pytest.mark.parametrize("correcting", [False, True], ids=["before e0", "after e0"])
 @pytest.mark.parametrize("arch", list(SHAPES))
-@pytest.mark.parametrize("base", list(losses.BASES))
+@pytest.mark.parametrize("base", list(baselines.METHODS))
 def test_a_whole_step_stays_on_the_device(fake_cuda, base, arch, correcting):
     s = setup(base, arch)
     (index, x), *_ = s.batches(torch.arange(N), BATCH)

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 import augment
+import baselines
 import data
 import irnet
-import losses
 import models
 import parallel
 from data import InputError
@@ -68,14 +68,11 @@ class Setup:
         torch.manual_seed(c.seed)
         self.generator = torch.Generator(device).manual_seed(c.seed)
         momenta = dict(key_momentum=c.key_momentum, prototype_momentum=c.prototype_momentum)
-        pico = dict(queue_size=c.queue, **momenta) if c.base == "pico" else None
+        pico = dict(queue_size=c.queue, **momenta) if c.base in baselines.PICO_FAMILY else None
+        pair = c.base == "dividemix"
         shape = (d.images.shape[1], d.images.shape[-1], d.num_classes, d.mean, d.std)
-        self.network = models.build(c.arch, *shape, pico).to(device)
-        options = {
-            "pico": dict(proto_start=c.proto_start, classifier_loss=c.classifier_loss, phi=tuple(c.phi), f=c.f),
-            "lwc": dict(beta=c.beta),
-        }
-        self.base = losses.BASES[c.base](self.candidates, **options.get(c.base, {}))
+        self.network = models.build(c.arch, *shape, pico, pair).to(device)
+        self.base = baselines.METHODS[c.base](self.candidates, **base_options(c, self, seeded))
         e0 = dict(rule=c.e0_rule, window=c.window, e0=None if c.e0 == "auto" else int(c.e0))
         after = dict(swap=c.swap, weights_after=c.weights_after)
         self.refine = irnet.IRNet(self.candidates, c.tau, c.epochs, **e0, **after)
@@ -84,9 +81,12 @@ class Setup:
         self.bf16 = c.amp == "bf16" or c.amp == "auto" and c.device == "cuda" and torch.cuda.is_bf16_supported()
         if c.compile:
             augment.compile_operations()
-            for encoder in (self.network.query, self.network.key) if pico else (self.network,):
-                encoder.backbone.compile()
+            for encoder in self.network.modules():
+                if isinstance(encoder, models.Encoder):
+                    encoder.backbone.compile()
         if parallel.size() > 1:
+            if pair:
+                raise InputError("--base dividemix: its two networks train in one process only")
             self.network = parallel.Spread(self.network)
         self.augment = dict(crop=c.crop, flip=c.flip)
 
@@ -141,6 +141,21 @@ def candidate_sets(c: argparse.Namespace, d: data.Dataset, generator: torch.Gene
     return candidates
 
 
+def base_options(c: argparse.Namespace, s: Setup, seeded: torch.Generator) -> dict:
+    """What a method takes beside the candidate sets."""
+    if c.base in baselines.PICO_FAMILY:
+        pico = dict(proto_start=c.proto_start, classifier_loss=c.classifier_loss, phi=tuple(c.phi), f=c.f)
+        start = max(2, round(c.epochs * 5 / 800))
+        more = {"pico+": dict(generator=s.generator, queue_size=c.queue, start=start), "alim": dict(eta=c.eta)}
+        return pico | more.get(c.base, {})
+    if c.base in ("supervised", "dividemix"):
+        chosen = s.dataset.dominant if s.dataset.dominant is not None else baselines.one_candidate(s.before, seeded)
+        labels = dict(labels=chosen.to(s.device))
+        return labels | (dict(generator=s.generator, epochs=c.epochs) if c.base == "dividemix" else {})
+    forms = dict.fromkeys(("mae", "mse", "sce"), dict(form=c.form))
+    return ({"lwc": dict(beta=c.beta)} | forms).get(c.base, {})
+
+
 # ------------------------------------------------------------------ evaluation
 
 
@@ -151,6 +166,16 @@ def predict(s: Setup, images: Tensor, batch: int = 500) -> Tensor:
     with s.autocast():
         found = [s.network(part.to(s.device).float() / 255).argmax(1) for part in images.split(batch)]
     s.network.train()
+    return torch.cat(found)
+
+
+@torch.no_grad()
+def training_logits(s: Setup, name: str) -> Tensor:
+    """[N, C] of one of several networks on the plain training images."""
+    network = getattr(s.network, name).eval()
+    with s.autocast():
+        found = [network(part.to(s.device).float() / 255).float() for part in s.images.split(500)]
+    network.train()
     return torch.cat(found)
 
 
@@ -204,6 +229,7 @@ def train_epoch(s: Setup, c: argparse.Namespace, epoch: int, screen: Screen, int
     began = time.monotonic()
     for group in s.optimizer.param_groups:
         group["lr"] = cosine(c.lr, epoch, c.epochs)
+    s.base.begin_epoch(epoch, lambda name: training_logits(s, name))
     correcting = s.refine.started and not c.no_irnet  # Alg. 1's second loop
     pool = torch.cat([s.pool, s.held_out]) if s.refine.started else s.pool  # after e0 the held-out part joins
     order = pool[torch.randperm(len(pool), generator=s.generator, device=s.device)]
