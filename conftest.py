@@ -24,7 +24,7 @@ TIMES = ("seconds", "images_per_second")
 def in_an_empty_folder(tmp_path, monkeypatch):
     """Runs write into a folder of their own, and signals are put back."""
     monkeypatch.chdir(tmp_path)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -43,19 +43,27 @@ def summary(folder) -> dict:
 
 
 def same_run(one, two) -> bool:
-    """The rows but their times, the candidate sets and all weights, to the last bit."""
+    """The rows but their times, candidate sets, weights, the states of optimiser and random numbers: every bit."""
     states = [torch.load(Path(folder) / "checkpoint.pt", weights_only=True) for folder in (one, two)]
-    a, b = (state["network"] | {"base": state["base"].get("weights")} for state in states)
+    parts = [state["network"] | state["base"] | state["optimizer"]["state"] for state in states]
+    a, b = (_flat(part | {"random": state["generator"]}) for part, state in zip(parts, states, strict=True))
     with np.load(Path(one) / "candidates.npz") as c, np.load(Path(two) / "candidates.npz") as d:
         sets = all(np.array_equal(c[k], d[k]) for k in c.files)
     weights = all(torch.equal(a[k], b[k]) if torch.is_tensor(a[k]) else a[k] == b[k] for k in a)
-    return untimed(one) == untimed(two) and sets and weights
+    return untimed(one) == untimed(two) and sets and weights and set(a) == set(b)
+
+
+def _flat(nested: dict, before: tuple = ()) -> dict:
+    flat = {}
+    for key, value in nested.items():
+        flat |= _flat(value, (*before, key)) if isinstance(value, dict) else {(*before, key): value}
+    return flat
 
 
 def command(*argv, program=(sys.executable,), **options):
     """train.py as a person runs it."""
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    return subprocess.Popen([*program, str(HERE / "train.py"), *argv], **pipes, **options)
+    options = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) | options
+    return subprocess.Popen([*program, str(HERE / "train.py"), *argv], **options)
 
 
 # ------------------------------------------------------------------ processes that need not load torch again

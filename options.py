@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import math
 import sys
 from pathlib import Path
 
@@ -300,8 +299,8 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
         ("eta", c.eta is None or 0 <= c.eta < 1, "in [0, 1)"),
         ("epochs", c.epochs >= 1, "at least 1"),
         ("batch_size", c.batch_size >= 2, "at least 2"),
-        ("lr", 0 < c.lr < math.inf, "above 0"),
-        ("weight_decay", 0 <= c.weight_decay < math.inf, "at least 0"),
+        ("lr", 0 < c.lr <= 1e6, "above 0, at most 1e6"),
+        ("weight_decay", 0 <= c.weight_decay <= 1e6, "from 0 to 1e6"),
         ("tau", 0 <= c.tau < 1, "in [0, 1)"),
         ("crop", 0 < c.crop <= 1, "in (0, 1]"),
         ("flip", 0 <= c.flip <= 1, "in [0, 1]"),
@@ -314,7 +313,7 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
         ("proto_start", c.proto_start >= 1, "at least 1"),
         ("phi", all(0 <= value <= 1 for value in c.phi), "two numbers in [0, 1]"),
         ("threads", 0 <= c.threads <= 1024, "from 0 to 1024"),
-        ("beta", 0 <= c.beta < math.inf, "at least 0"),
+        ("beta", 0 <= c.beta <= 1e6, "from 0 to 1e6"),
         (
             "queue",
             c.base not in baselines.PICO_FAMILY or c.batch_size <= c.queue <= 10**7,
@@ -330,7 +329,7 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
             raise InputError(f"--{name.replace('_', '-')} {getattr(c, name)}: must be {fix}")
     if c.resume and c.overwrite:
         raise InputError("--resume, --overwrite: one of them; --resume goes on, --overwrite begins again")
-    if c.e0 != "auto" and not (c.e0.isdecimal() and 1 <= int(c.e0) <= c.epochs):
+    if c.e0 != "auto" and not (c.e0.isdecimal() and len(c.e0) < 10 and 1 <= int(c.e0) <= c.epochs):
         raise InputError(f"--e0 {c.e0}: must be auto or an epoch from 1 to {c.epochs}")
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if c.device == "auto":

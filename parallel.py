@@ -9,6 +9,7 @@ averaged by torch's DistributedDataParallel; batch normalisation has the statist
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -25,7 +26,7 @@ from data import InputError
 
 
 def rank() -> int:
-    return int(os.environ.get("RANK", 0))  # torchrun sets these
+    return int(os.environ.get("RANK", 0)) if size() > 1 else 0  # torchrun sets these
 
 
 def size() -> int:
@@ -40,6 +41,9 @@ def first() -> bool:
 def start(device: str, batch_size: int) -> None:
     if size() == 1 or dist.is_initialized():
         return
+    missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise InputError(f"WORLD_SIZE is set, but {', '.join(missing)} is not: start several ranks with torchrun")
     if batch_size % size():
         raise InputError(f"--batch-size {batch_size}: must be a multiple of the {size()} ranks")
     if device == "cuda":
@@ -54,8 +58,9 @@ def leave(code: int) -> None:
     """Ends the process. A rank skips the interpreter's own teardown, in which threads of its group may abort."""
     if size() > 1:
         if code == 0 and dist.is_initialized():  # after an error another rank may be gone: wait for none
-            dist.barrier()
-            dist.destroy_process_group()
+            with contextlib.suppress(RuntimeError):
+                dist.barrier()
+                dist.destroy_process_group()
         sys.stdout.flush(), sys.stderr.flush()
         os._exit(code)
     raise SystemExit(code)
@@ -86,10 +91,11 @@ def one_first(function: Callable):
     waits = size() > 1 and int(os.environ["LOCAL_RANK"]) > 0
     if waits:
         dist.barrier()
-    result = function()
-    if size() > 1 and not waits:
-        dist.barrier()
-    return result
+    try:
+        return function()
+    finally:
+        if size() > 1 and not waits:
+            dist.barrier()
 
 
 def same_everywhere(candidates: Tensor) -> bool:

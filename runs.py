@@ -8,14 +8,17 @@ candidates.npz. A checkpoint ends with a digest of all its bytes; `torch.load` r
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
 import math
 import os
 import pickle
+import re
 import signal
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +31,7 @@ try:
 except ImportError:  # Windows: no lock
     fcntl = None
 
-FILES = "config.json metrics.jsonl checkpoint.pt previous.pt summary.json candidates.npz".split()
+FILES = "checkpoint.pt previous.pt summary.json candidates.npz metrics.jsonl config.json".split()
 DIGEST = 32  # bytes at the end of a checkpoint
 
 
@@ -77,6 +80,7 @@ class Run:
         self.folder, self.named = Path(folder), named  # named: by the user
         self.saved = 0  # epochs in the checkpoint on the disk
         self._waiting: tuple[int, bytearray] | None = None  # a later one that is not there yet
+        self._damaged: list[Path] = []
         self._lock = self._fresh = None
 
     # ---- opening
@@ -84,28 +88,50 @@ class Run:
     def look(self, config: dict, resume: bool, overwrite: bool) -> tuple[dict | None, bool]:
         """Before anything is loaded or written: finds the folder, and refuses what cannot go on. Returns the state
         to go on from (None where the run begins), and whether the run is finished."""
-        if not resume:
-            self._fresh = lambda: self._choose(overwrite)
-            self._fresh()
-            return None, False
-        numbered = [] if self.named else self.folder.parent.glob(f"{self.folder.name}-[0-9]*")
-        found = [folder for folder in (self.folder, *numbered) if (folder / "config.json").exists()]
+        try:
+            if not resume:
+                self._fresh = lambda: self._choose(overwrite)
+                self._fresh()
+                return None, False
+            self.folder = self._find(config)
+            self._take_lock()
+            state = self._newest()
+            had = state["config"] if state else self._config(self.folder)
+            if had is None:
+                raise InputError(f"{self.folder / 'config.json'} cannot be read: start again with --overwrite")
+            self._same(had, config)
+            return state, self.saved == config["epochs"] and (self.folder / "summary.json").exists()
+        except OSError as error:
+            raise InputError(f"cannot read {self.folder}: {error.strerror}; name another with --out") from None
+
+    def would_replace(self, path: Path) -> bool:
+        return path.resolve() in [(self.folder / name).resolve() for name in (*FILES, ".")]
+
+    def _find(self, config: dict) -> Path:
+        """The folder to go on with: as named, or of all that begin with the run's name the newest one that has this
+        configuration, else the newest."""
+        found, parent = [self.folder], self.folder.parent
+        if not self.named and parent.is_dir():
+            numbered = re.compile(re.escape(self.folder.name) + r"-\d+")
+            found += [folder for folder in parent.iterdir() if numbered.fullmatch(folder.name)]
+        needed = ("config.json", "checkpoint.pt", "previous.pt")
+        found = [folder for folder in found if any((folder / name).exists() for name in needed)]
         if not found:
             raise InputError(f"--resume: there is no run in {self.folder}: start it without --resume")
-        self.folder = max(found, key=lambda folder: (folder / "config.json").stat().st_mtime)
-        self._take_lock()
-        state = self._newest()
+        return max(found, key=lambda f: (self._config(f) == config, f.stat().st_mtime))
+
+    @staticmethod
+    def _config(folder: Path) -> dict | None:
         try:
-            had = state["config"] if state else json.loads((self.folder / "config.json").read_text())
-        except ValueError:
-            raise InputError(f"{self.folder / 'config.json'} is no JSON: start again with --overwrite") from None
-        self._same(had, config)
-        return state, self.saved == config["epochs"] and (self.folder / "summary.json").exists()
+            config = json.loads((folder / "config.json").read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        return config if isinstance(config, dict) else None
 
     def _choose(self, overwrite: bool) -> None:
         """A folder without a run; where the user did not name one, the next free number is appended."""
         folder, number = self.folder, 2
-        while (self.folder / "config.json").exists() and not overwrite:
+        while any((self.folder / name).exists() for name in FILES) and not overwrite:
             if self.named:
                 raise InputError(f"--out {self.folder} holds a run: add --resume to go on with it, --overwrite to "
                                  "replace it, or name another folder")  # fmt: skip
@@ -123,21 +149,21 @@ class Run:
                 raise InputError(f"{option}: the run in {self.folder} has {had.get(key)}; {why}")
 
     def _newest(self) -> dict | None:
-        """The last checkpoint that is whole. A damaged one is put aside, so that it never replaces a good one."""
-        tried = []
+        """The last checkpoint that is whole. Damaged ones are put aside when the run goes on (`begin`), so that
+        they never replace a good one."""
+        tried, self._damaged = [], []
         for path in (self.folder / "checkpoint.pt", self.folder / "previous.pt"):
             try:
                 state = unpack(path.read_bytes())
                 self.saved = len(json.loads(state["rows"]))
                 if tried:
-                    print(f"{'; '.join(tried)}; going on from {path} (epoch {self.saved})", file=sys.stderr)
+                    print(f"{tried[0]}; going on from {path} (epoch {self.saved})", file=sys.stderr)
                 return state
             except FileNotFoundError:
                 continue
             except Damaged as error:
-                aside = path.with_suffix(".damaged")
-                path.replace(aside)
-                tried.append(f"{path}: {error} (now {aside.name})")
+                self._damaged.append(path)
+                tried.append(f"{path}: {error}")
         if tried:
             raise InputError(f"--resume: {'; '.join(tried)}: no checkpoint is left, start again with --overwrite")
         return None
@@ -145,19 +171,24 @@ class Run:
     def begin(self, config: dict, rows: list[dict]) -> None:
         """Everything is loaded: the folder becomes this run's. Rows that no checkpoint knows are repeated."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._take_lock()
-            if self._fresh:
-                self._fresh()  # now that no one else can take it
-                self.folder.mkdir(exist_ok=True)
+            while True:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._take_lock()
+                locked = self.folder
+                if self._fresh:
+                    self._fresh()  # again, now that no one else can take it
+                if self.folder == locked:
+                    break
+                self.close()
+            for path in self._damaged:
+                path.replace(path.with_suffix(".damaged"))
             if not rows:
                 for name in FILES:
                     (self.folder / name).unlink(missing_ok=True)
-                self._write("config.json", (json.dumps(config, indent=2) + "\n").encode())
-            self._write("metrics.jsonl", "".join(map(_line, rows)).encode())
-        except (OSError, WriteError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(f"cannot write to {self.folder}: {reason}; name another folder with --out") from None
+        except OSError as error:
+            raise InputError(f"cannot write to {self.folder}: {error.strerror}; name another with --out") from None
+        self._write("config.json", (json.dumps(config, indent=2) + "\n").encode())
+        self._write("metrics.jsonl", "".join(map(_line, rows)).encode())
 
     def _take_lock(self) -> None:
         """Held until the process ends, however it ends."""
@@ -176,36 +207,64 @@ class Run:
             raise InputError(
                 f"{self.folder} is in use by process {who}: wait for it, or name another with --out"
             ) from None
-        self._lock.truncate(0)
-        self._lock.write(f"{os.getpid()}\n")
-        self._lock.flush()
+        with contextlib.suppress(OSError):  # who it is, for the message above; a full disk need not know
+            self._lock.truncate(0)
+            self._lock.write(f"{os.getpid()}\n")
+            self._lock.flush()
 
     def close(self) -> None:
+        """Writes what still waits, and lets the folder go."""
+        with contextlib.suppress(WriteError):
+            self.flush()
         if self._lock:
-            self._lock.close()
+            with contextlib.suppress(OSError):
+                self._lock.close()
             self._lock = None
+
+    def _still_ours(self) -> None:
+        """The folder may have been moved away, and another run begun in its place."""
+        if self._lock:
+            ours, there = os.fstat(self._lock.fileno()), os.stat(self.folder / ".lock")
+            if (ours.st_dev, ours.st_ino) != (there.st_dev, there.st_ino):
+                raise OSError(errno.ESTALE, "another run has taken the folder")
 
     # ---- writing
 
     def _write(self, name: str, content) -> None:
         """Beside, flushed to the disk, then renamed: a file is the old one or the new one, never half of it."""
-        part = self.folder / (name + ".part")
+        path, part = self.folder / name, self.folder / (name + ".part")
         try:
+            self._still_ours()
             with part.open("wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            if name == "checkpoint.pt" and (self.folder / name).exists():
-                (self.folder / name).replace(self.folder / "previous.pt")
-            part.replace(self.folder / name)
+            if name == "checkpoint.pt" and path.exists():
+                self._keep_as_previous(path)
+            part.replace(path)
+            if hasattr(os, "O_DIRECTORY"):  # the renaming itself, to the disk
+                folder = os.open(self.folder, os.O_DIRECTORY)
+                os.fsync(folder)
+                os.close(folder)
         except OSError as error:
             with contextlib.suppress(OSError):
                 part.unlink()  # it may be what fills the disk
             raise self._failed(name, error) from None
 
+    def _keep_as_previous(self, path: Path) -> None:
+        """A second name for the old checkpoint, so that there is one under the first name at every moment."""
+        link, previous = path.with_suffix(".link"), path.with_name("previous.pt")
+        try:
+            link.unlink(missing_ok=True)
+            os.link(path, link)
+            link.replace(previous)
+        except OSError:  # a file system without links
+            path.replace(previous)
+
     def row(self, row: dict) -> None:
         """Only appended: what is lost here is in the checkpoint too."""
         try:
+            self._still_ours()
             with (self.folder / "metrics.jsonl").open("a") as file:
                 file.write(_line(row))
         except OSError as error:
@@ -213,10 +272,8 @@ class Run:
 
     def _failed(self, name: str, error: OSError) -> WriteError:
         kept = f"epoch {self.saved} is kept" if self.saved else "no epoch was kept"
-        return WriteError(
-            f"cannot write {self.folder / name}: {error.strerror}; {kept}: mend that, then the same command with "
-            f"--resume --out {self.folder}"
-        )
+        go_on = f"the same command with --resume --out {self.folder}" if self.saved else "start again"
+        return WriteError(f"cannot write {self.folder / name}: {error.strerror}; {kept}: mend that, then {go_on}")
 
     def save(self, state: dict, epoch: int, now: bool) -> None:
         """Takes the state after `epoch`; on the disk `now`, or with a later one, or when the run is stopped."""
@@ -250,12 +307,16 @@ class Interrupt:
     """Ctrl-C and SIGTERM ask the loop to stop after the step; a second one stops at once."""
 
     def __init__(self):
-        self.signal = 0
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._asked)
+        self.signal, self.at = 0, 0.0
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)  # SIGHUP: the terminal was closed; not under nohup
+            if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._asked)
 
     def _asked(self, number, frame) -> None:
-        if self.signal:
+        if not self.signal:
+            self.signal, self.at = number, time.monotonic()
+            with contextlib.suppress(OSError):
+                print("\nstopping after this step (once more: at once) ...", file=sys.stderr, flush=True)
+        elif time.monotonic() - self.at > 2:  # schedulers send the same one to a job and its processes
             os._exit(128 + number)
-        self.signal = number
-        print("\nstopping after this step (once more: at once) ...", file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
@@ -45,7 +46,11 @@ class Screen:
     def say(self, line: str = "") -> None:
         if not parallel.first():
             return
-        print(f"\r\033[K{line}" if self.live else line, file=self.stream, flush=True)
+        self._print(f"\r\033[K{line}" if self.live else line)
+
+    def _print(self, text: str, end: str = "\n") -> None:
+        with contextlib.suppress(OSError):  # a closed pipe or a full disk is no reason to stop a run
+            print(text, end=end, file=self.stream, flush=True)
 
     def step(self, epoch: int, step: int, steps: int) -> None:
         """Called after every step; shows something at most ten times a second, and only in long epochs."""
@@ -62,7 +67,7 @@ class Screen:
         )
         if self.live:
             filled = round(20 * step / steps)
-            print(f"\r\033[K[{'#' * filled}{'.' * (20 - filled)}] {text}", end="", file=self.stream, flush=True)
+            self._print(f"\r\033[K[{'#' * filled}{'.' * (20 - filled)}] {text}", end="")
         else:
             self.say(text)
 

@@ -2,12 +2,14 @@
 
 import os
 import pickle
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import data
 import train
 
 BAD = [
@@ -67,6 +69,13 @@ BAD = [
     (["--dataset", "digits.csv"], "digits"),
     (["--e0", "0"], "--e0"),
     (["--lr", "nan"], "--lr"),
+    (["--lr", "1e300"], "--lr"),
+    (["--weight-decay", "1e300"], "--weight-decay"),
+    (["--beta", "1e300", "--base", "lwc"], "--beta"),
+    (["--e0", "9" * 5000], "--e0"),
+    (["--out", "x" * 300], "--out"),
+    (["--out", "x" * 300, "--resume"], "--out"),
+    (["--base", "pico+"], "--no-irnet"),
     (["--lr", "1e999"], "--lr"),
     (["--tau", "nan"], "--tau"),
     (["--resume"], "--resume"),
@@ -110,6 +119,8 @@ FILES = {  # what is wrong: the arrays that differ, and what the line names
     "sets in a row": (dict(candidates=np.ones(20, bool)), "candidates"),
     "annotators below 0": (dict(annotators=np.full((20, 3), -1)), "annotators"),
     "annotators that are floats": (dict(annotators=np.ones((20, 3))), "annotators"),
+    "no annotators": (dict(annotators=np.ones((20, 0), int)), "annotators"),
+    "sets of records": (dict(candidates=np.zeros((20, 4), [("a", int)])), "candidates"),
     "annotators in a row": (dict(annotators=Y), "annotators"),
     "fewer annotators' rows": (dict(annotators=np.ones((5, 3), int)), "candidates"),
     "objects": (dict(y_train=np.array([{}] * 20, dtype=object)), "bad.npz"),
@@ -147,3 +158,30 @@ class Bomb:
 
     def __reduce__(self):
         return (os.mkdir, ("exploded",))
+
+
+def test_damaged_archives_get_one_line(capfd):
+    """Random bytes of a compressed .npz changed: read as it was, or refused with one line."""
+    moments = random.Random(0)
+    np.savez_compressed("good.npz", x_train=X, y_train=Y, x_test=X, y_test=Y, candidates=np.eye(4, dtype=bool)[Y])
+    good, refused = Path("good.npz").read_bytes(), 0
+    for _ in range(300):
+        content = bytearray(good)
+        for _ in range(moments.randint(1, 3)):
+            content[moments.randrange(len(content))] = moments.randrange(256)
+        Path("bad.npz").write_bytes(content)
+        try:
+            data.load("bad.npz")
+        except data.InputError as error:
+            refused += 1
+            assert "bad.npz" in str(error) and "\n" not in str(error)
+    assert refused > 100
+
+
+def test_a_world_without_torchrun_gets_one_line(capfd, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    assert train.main([]) == 2
+    err = capfd.readouterr().err
+    assert "torchrun" in err and err.count("\n") == 1

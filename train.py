@@ -26,7 +26,7 @@ import irnet
 import models
 import parallel
 from data import InputError
-from options import configure
+from options import PRESETS, configure
 from runs import Interrupt, Run, WriteError
 from screen import Screen
 
@@ -51,11 +51,13 @@ class Setup:
         seeded = torch.Generator().manual_seed(c.seed)
         self.before = candidate_sets(c, d, seeded)  # bool [N, C], as they were
         n = len(d.images)
-        held = 0 if c.val == "test" else round(n * (0.1 if n < 5000 else 0.05))
+        held = 0 if c.val == "test" else max(1, round(n * (0.1 if n < 5000 else 0.05)))
         if c.batch_size > n - held:
             raise InputError(f"--batch-size {c.batch_size} is more than the {n - held} training images: lower it")
         shuffled = torch.randperm(n, generator=seeded).to(device)
         self.held_out, self.pool = shuffled[:held], shuffled[held:]
+
+        self.fingerprint = d.fingerprint()
 
         # Everything lives on the device once; images too many for it stay on the host, perhaps on its disk.
         self.on_host = c.data_device == "host"
@@ -115,11 +117,11 @@ class Setup:
     def state_dict(self) -> dict:
         parts = ("network", "optimizer", "base", "refine")
         randomness = dict(generator=self.generator.get_state(), torch_generator=torch.get_rng_state())
-        data = dict(before=self.before, held_out=self.held_out, pool=self.pool)
+        data = dict(data=self.fingerprint, before=self.before, held_out=self.held_out, pool=self.pool)
         return {part: getattr(self, part).state_dict() for part in parts} | randomness | data
 
     def load_state_dict(self, state: dict) -> None:
-        if not torch.equal(state["before"], self.before):
+        if state["data"] != self.fingerprint or not torch.equal(state["before"], self.before):
             raise InputError("--resume: the data are not those that the run began with")
         self.held_out, self.pool = state["held_out"].to(self.device), state["pool"].to(self.device)
         for part in ("network", "optimizer", "base", "refine"):
@@ -249,7 +251,10 @@ def train_epoch(s: Setup, c: argparse.Namespace, epoch: int, screen: Screen, int
         if step == steps or step % 100 == 0:  # a rare look: all the steps between wait for nothing
             finite = torch.stack(step_losses).isfinite()
             if not finite.all():
-                return dict(not_finite=int(finite.int().argmin()) + 1)
+                return dict(not_finite=f"the loss is not finite in step {int(finite.int().argmin()) + 1}")
+    values = [t.isfinite().all() for t in s.network.state_dict().values() if torch.is_tensor(t)]
+    if not torch.stack(values).all():
+        return dict(not_finite="the network is not finite after the last step")
     s.base.end_epoch(epoch, c.epochs)
     phi_c, phi_n = irnet.hit_ratios(counts[:4])  # the first read: the device has finished
     moved, right = counts[4:].tolist()
@@ -272,6 +277,8 @@ def train(c: argparse.Namespace) -> int:
     aside = ("resume", "overwrite", "save_every", "out", "data", "data_device")  # change nothing in a run's results
     config = json.loads(json.dumps({key: value for key, value in vars(c).items() if key not in aside}))
     run = Run(c.out or Path("runs") / name, named=c.out is not None)
+    if c.dataset not in PRESETS and run.would_replace(Path(c.dataset)):
+        raise InputError(f"--out {run.folder}: the run would replace --dataset {c.dataset}; name another folder")
     try:
         state, finished = parallel.from_first(lambda: run.look(config, c.resume, c.overwrite))
         if finished:
@@ -290,15 +297,11 @@ def train(c: argparse.Namespace) -> int:
         try:
             return epochs(s, c, config, run, rows, screen, interrupt)
         except RuntimeError as error:
-            if not parallel.lost(error):
+            if not parallel.lost(error) or not interrupt.signal:
                 raise
-            run.flush()
-            if interrupt.signal:
-                screen.stopped(len(rows) + 1, run.folder)
-                return 128 + interrupt.signal
-            kept = f"{len(rows)} finished epochs are kept"
-            print(f"error: another rank is gone; {kept}: the same command with --resume goes on", file=sys.stderr)
-            return 1
+            run.flush()  # another rank was stopped a step earlier
+            screen.stopped(len(rows) + 1, run.folder)
+            return 128 + interrupt.signal
     finally:
         run.close()
 
@@ -315,9 +318,8 @@ def epochs(
             if row is None:
                 screen.stopped(epoch, run.folder)
                 return 128 + interrupt.signal
-            kept = f"epoch {epoch - 1} is kept in {run.folder}"
-            where = f"in step {row['not_finite']} of epoch {epoch}"
-            say(f"error: the loss is not finite {where}: lower --lr; {kept}", sys.stderr)
+            kept = f"epochs 1 to {epoch - 1} are kept in {run.folder}" if epoch > 1 else "no epoch was finished"
+            say(f"error: {row['not_finite']} of epoch {epoch}; {kept}: begin a new run, --lr lower", sys.stderr)
             return 1
 
         # Alg. 1: evaluate f, save the result in res[e], check the convergence condition.
@@ -393,6 +395,11 @@ def main(argv: list[str] | None = None) -> int:
     except (InputError, WriteError) as error:
         say(f"error: {error}", sys.stderr)
         return 2 if isinstance(error, InputError) else 1
+    except RuntimeError as error:
+        if not parallel.lost(error):
+            raise
+        print("error: another rank is gone; what rank 0 saved is kept: go on with --resume", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:  # before the first step
         print("\nstopped before the first step; nothing was lost", file=sys.stderr)
         return 130
