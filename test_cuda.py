@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import augment
 import baselines
 import irnet
+import losses
 import models
 import train
 
@@ -56,9 +57,11 @@ def setup(base: str, arch: str) -> train.Setup:
     return s
 
 
-@pytest.mark.parametrize("correcting", [False, True], ids=["before e0", "after e0"])
-@pytest.mark.parametrize("arch", list(SHAPES))
-@pytest.mark.parametrize("base", list(baselines.METHODS))
+CASES = [(base, arch, after) for base in losses.BASES for arch in SHAPES for after in (False, True)]
+CASES += [(base, "cnn", True) for base in baselines.METHODS if base not in losses.BASES]
+
+
+@pytest.mark.parametrize(("base", "arch", "correcting"), CASES)
 def test_a_whole_step_stays_on_the_device(fake_cuda, base, arch, correcting):
     s = setup(base, arch)
     (index, x), *_ = s.batches(torch.arange(N), BATCH)

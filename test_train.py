@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import data
 import losses
 import options
 import train
@@ -50,10 +51,8 @@ def test_the_extra_views_of_table_5(views):
 def test_more_views_make_more_work_only_after_e0(monkeypatch):
     made = []
     for kind in ("weak", "strong"):
-        original = getattr(train.data, kind)
-        monkeypatch.setattr(
-            train.data, kind, lambda x, *a, k=kind, f=original, **o: made.append(k) or f(x, *a, **o)
-        )
+        original = getattr(data, kind)
+        monkeypatch.setattr(data, kind, lambda x, *a, k=kind, f=original, **o: made.append(k) or f(x, *a, **o))
     argv = [*TOY, "--base", "proden", "--val", "test", "--epochs", "2", "--e0", "1", "--views", "ws", "--out", "r"]
     assert train.main(argv) == 0
     steps = 200 // 32
@@ -166,7 +165,7 @@ def test_own_data_with_annotators(capsys):
 @pytest.mark.parametrize("base", ["pico", "cc"])
 def test_data_on_the_host_gives_the_same_run(base):
     """A folder of .npy files, memory-mapped and copied batch by batch, against the same data on the device."""
-    d = train.data.load("digits", limit_train=200, limit_test=60)
+    d = data.load("digits", limit_train=200, limit_test=60)
     arrays = dict(x_train=d.images[:, 0], y_train=d.labels, x_test=d.test_images[:, 0], y_test=d.test_labels)
     Path("mine").mkdir()
     for name, value in arrays.items():
