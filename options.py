@@ -210,6 +210,14 @@ def parser() -> argparse.ArgumentParser:
         help="epochs between passes over the training set (default epochs/100, at least 1)",
     )
     g = p.add_argument_group("run")
+    g.add_argument(
+        "--snapshots",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="E",
+        help="epochs after which margins and test features are kept, for Figs. 3, 7 and 8 (default none)",
+    )
     g.add_argument("--out", metavar="DIR", help="folder of the run (default runs/<what it is>)")
     g.add_argument("--resume", action="store_true", help="go on with an interrupted run, exactly")
     g.add_argument("--overwrite", action="store_true", help="replace the run that --out holds")
@@ -314,14 +322,11 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
         ("phi", all(0 <= value <= 1 for value in c.phi), "two numbers in [0, 1]"),
         ("threads", 0 <= c.threads <= 1024, "from 0 to 1024"),
         ("beta", 0 <= c.beta <= 1e6, "from 0 to 1e6"),
-        (
-            "queue",
-            c.base not in baselines.PICO_FAMILY or c.batch_size <= c.queue <= 10**7,
-            "from --batch-size to ten million",
-        ),
+        ("queue", not pico or c.batch_size <= c.queue <= 10**7, "from --batch-size to ten million"),
         ("key_momentum", 0 <= c.key_momentum < 1, "in [0, 1)"),
         ("prototype_momentum", 0 <= c.prototype_momentum < 1, "in [0, 1)"),
         ("transductive_every", c.transductive_every >= 1, "at least 1"),
+        ("snapshots", all(1 <= e <= c.epochs for e in c.snapshots), f"epochs from 1 to {c.epochs}"),
         ("save_every", c.save_every >= 1, "at least 1"),
         ("f", c.f == "classifier" or pico, "classifier: only pico has prototypes"),
     ):

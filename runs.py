@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import parallel
 from data import InputError
 
 try:
@@ -287,10 +288,18 @@ class Run:
             self._write("checkpoint.pt", content)
             self.saved, self._waiting = epoch, None
 
-    def finish(self, summary: dict, **candidates: np.ndarray) -> None:
+    def snapshot(self, epoch: int, **tensors: torch.Tensor) -> None:
+        arrays = {name: value.cpu().numpy() for name, value in tensors.items()}
+        if parallel.first():
+            self._write_arrays(f"snapshot-{epoch:04d}.npz", arrays)
+
+    def _write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
         buffer = io.BytesIO()
-        np.savez_compressed(buffer, **candidates)
-        self._write("candidates.npz", buffer.getbuffer())
+        np.savez_compressed(buffer, **arrays)
+        self._write(name, buffer.getbuffer())
+
+    def finish(self, summary: dict, **candidates: np.ndarray) -> None:
+        self._write_arrays("candidates.npz", candidates)
         self._write("summary.json", (json.dumps(_plain(summary), indent=2) + "\n").encode())
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 import irnet
+import models
 import parallel
 from data import InputError
 from options import PRESETS, configure
@@ -46,6 +47,17 @@ def training_logits(s: Setup, name: str) -> Tensor:
     with s.autocast():
         found = [network(part.to(s.device).float() / 255).float() for part in s.images.split(500)]
     network.train()
+    return torch.cat(found)
+
+
+@torch.no_grad()
+def test_features(s: Setup) -> Tensor:
+    """The backbone's features of the test images [N, width], for Figs. 7 and 8."""
+    s.network.eval()
+    encoder = next(m for m in s.network.modules() if isinstance(m, models.Encoder))
+    with s.autocast():
+        found = [encoder.features(part.to(s.device).float() / 255).float() for part in s.test_images.split(500)]
+    s.network.train()
     return torch.cat(found)
 
 
@@ -126,13 +138,14 @@ def train_epoch(s: Setup, c: argparse.Namespace, epoch: int, screen: Screen, int
     s.base.end_epoch(epoch, c.epochs)
     phi_c, phi_n = irnet.hit_ratios(counts[:4])  # the first read: the device has finished
     moved, right = counts[4:].tolist()
+    s.margins = torch.cat(taus), noisy
     return dict(
         epoch=epoch,
         lr=cosine(c.lr, epoch, c.epochs),
         loss=float(torch.stack(step_losses).mean()),
         phi_c=phi_c,
         phi_n=phi_n,
-        bayes_error=irnet.bayes_error(torch.cat(taus), noisy),
+        bayes_error=irnet.bayes_error(*s.margins),
         corrections=moved,
         correction_precision=right / moved if moved else math.nan,
         images_per_second=len(seen) / (time.monotonic() - began),
@@ -142,7 +155,7 @@ def train_epoch(s: Setup, c: argparse.Namespace, epoch: int, screen: Screen, int
 def train(c: argparse.Namespace) -> int:
     name = f"{Path(c.dataset).stem}-{c.base}{'' if c.no_irnet else '-irnet'}"
     name += (f"-q{c.q:g}-eta{c.eta:g}" if c.q is not None else "") + f"-seed{c.seed}"
-    aside = ("resume", "overwrite", "save_every", "out", "data", "data_device")  # change nothing in a run's results
+    aside = ("resume", "overwrite", "save_every", "snapshots", "out", "data", "data_device")  # change no result
     config = json.loads(json.dumps({key: value for key, value in vars(c).items() if key not in aside}))
     run = Run(c.out or Path("runs") / name, named=c.out is not None)
     if c.dataset not in PRESETS and run.would_replace(Path(c.dataset)):
@@ -205,6 +218,9 @@ def epochs(
         if not parallel.same_everywhere(s.candidates):
             say(f"error: the candidate sets of the ranks differ after epoch {epoch}", sys.stderr)
             return 1
+        if epoch in c.snapshots:
+            seen = dict(zip(("tau", "noisy"), s.margins, strict=True)) | dict(features=test_features(s))
+            run.snapshot(epoch, labels=s.test_labels, **seen)
         if parallel.first():
             run.row(row)
             everything = s.state_dict() | dict(config=config, rows=json.dumps(rows))

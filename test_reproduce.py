@@ -1,0 +1,185 @@
+"""reproduce.py at toy size: the grid's commands, tables with the paper's cells, resuming, figures as pictures."""
+
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import complexity
+import reproduce
+import train
+from conftest import HERE, TOY, process, run, summary
+
+TINY = ["--options", *TOY, "--epochs", "3"]
+
+
+class Started:
+    """A run in a process that need not load torch again, with the face of a subprocess."""
+
+    def __init__(self, argv):
+        self.process, self.returncode = process(run, argv), None
+
+    def poll(self):
+        self.returncode = self.process.exitcode
+        return self.returncode
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    started = []
+
+    def start(grid, folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        started.append(folder)
+        more = ["--resume"] if (folder / "config.json").exists() else []
+        return Started([*grid.jobs[folder], "--out", str(folder.absolute()), *more])
+
+    monkeypatch.setattr(reproduce.Grid, "_start", start)
+    return started
+
+
+def test_table_7_has_our_cells_and_the_papers(quick, capsys):
+    assert reproduce.main(["table7", "--seeds", "0", "1", "--jobs", "2", "--out", "o", *TINY]) == 0
+    text = Path("o/digits/table7.md").read_text()
+    assert len(quick) == 12 and "0 min left" in capsys.readouterr().out
+    rows = [line for line in text.splitlines() if line.startswith("| swap")]
+    assert "(91.5)" in rows[0] and "(84.2)" in rows[0]
+    folders = [f"o/digits/pico-irnet-q0.1-eta0.3-swap-seed{seed}" for seed in (0, 1)]
+    last = [100 * summary(folder)["last"] for folder in folders]
+    assert f"{statistics.mean(last):.1f} ± {statistics.stdev(last):.1f}" in rows[0]
+    assert text.count("**") >= 6  # the best of every column is marked
+    config = json.loads(Path(folders[0], "config.json").read_text())
+    assert config["swap"] and config["q"] == 0.1 and config["eta"] == 0.3 and config["limit_train"] == 200
+    # again: nothing is repeated; a broken one alone is
+    quick.clear()
+    Path(folders[1], "summary.json").unlink()
+    assert reproduce.main(["table7", "--seeds", "0", "1", "--out", "o", *TINY]) == 0
+    assert quick == [Path(folders[1])] and Path("o/digits/table7.md").read_text() == text
+
+
+@pytest.mark.parametrize(("name", "runs"), [("table2", 324), ("table3", 63), ("table4", 18), ("table5", 54)])
+def test_the_grids_have_the_papers_cells(name, runs):
+    grid = reproduce.Grid("digits", [0, 1, 2], Path("o"), "", [])
+    lines = reproduce.TABLES[name](grid)
+    assert len(grid.jobs) == runs and all(train.configure(argv) for argv in grid.jobs.values())
+    for k, folder in enumerate(grid.jobs):  # made-up results: the k-th run has 50 + k / 100 per cent
+        folder.mkdir(parents=True)
+        last = 0.5 + k / 10_000
+        (folder / "summary.json").write_text(json.dumps(dict(last=last, best=last + 0.01, gap=0.01)))
+    text = "\n".join(lines())
+    if name == "table2":
+        assert "in 54 of 54 cells" in text and text.count("|\n") >= 12
+        first = statistics.mean(50 + k / 100 for k in range(3))
+        assert f"| CC | no | {first:.1f} ± 0.0 (89.2) |" in text
+    if name == "table3":
+        best = [line for line in text.splitlines() if "**" in line]
+        assert len(best) == 1 and best[0].startswith("| IRNet with PiCO") and "(86.2)" in best[0]
+    if name == "table4":
+        assert text.count("**1.0 ± 0.0**") == 6 and "(0.2)" in text and "(7.0)" in text
+
+
+def test_the_scale_of_the_paper_is_its_own_experiment():
+    grid = reproduce.Grid("paper", [0], Path("o"), "somewhere", [])
+    reproduce.table2(grid)
+    assert len(grid.jobs) == 3 * 6 * 9 * 2
+    folder = Path("o/paper/cifar100-proden-irnet-q0.03-eta0.2-seed0")
+    c = train.configure(grid.jobs[folder])
+    assert (c.arch, c.epochs, c.dataset, c.data) == ("resnet18", 1000, "cifar100", "somewhere")
+
+
+def test_table_6_agrees_with_the_paper():
+    net = complexity.network()
+    for views, theirs in reproduce.PAPER["table6"].items():
+        assert complexity.macs(net, int(views)) == pytest.approx(theirs["macs"], rel=0.01)
+    assert sum(p.numel() for p in net.parameters()) / 1e6 == pytest.approx(23.01, rel=1e-3)
+    by_hand = 0.5557  # of one pass of the CIFAR ResNet-18 in 10^9, counted layer by layer in the literature
+    assert complexity.macs(net, 1) - complexity.macs(net, 0) == pytest.approx(by_hand, rel=0.005)
+
+
+def test_a_failed_run_is_named_and_the_others_go_on(quick, monkeypatch, capsys):
+    original = reproduce.Grid.ask
+
+    def ask(grid, *args, **more):
+        folders = original(grid, *args, **more)
+        for folder in folders:
+            if "swap" in folder.name and "q0.3" in folder.name:
+                grid.jobs[folder] = [*grid.jobs[folder], "--batch-size", "9999"]
+        return folders
+
+    monkeypatch.setattr(reproduce.Grid, "ask", ask)
+    assert reproduce.main(["table7", "--seeds", "0", "--out", "o", *TINY]) == 1
+    err = capsys.readouterr().err
+    assert err.count("failed: ") == 1 and "q0.3-eta0.3-swap-seed0" in err and "1 runs failed" in err
+    assert len(list(Path("o").rglob("summary.json"))) == 5 and not Path("o/digits/table7.md").exists()
+
+
+def test_wrong_options_get_one_line(capsys):
+    assert reproduce.main(["table7", "--out", "o", "--options", "--epochs", "0"]) == 2
+    err = capsys.readouterr().err
+    assert "--epochs" in err and err.count("\n") == 1 and not Path("o").exists()
+
+
+def test_stopped_it_goes_on_where_it_was():
+    argv = [sys.executable, str(HERE / "reproduce.py"), "table7", "--seeds", "0", "--out", "o"]
+    argv += ["--options", *TOY, "--epochs", "400"]
+    started = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not list(Path("o").rglob("checkpoint.pt")):
+        time.sleep(0.1)
+    started.send_signal(signal.SIGTERM)
+    out, err = started.communicate(timeout=60)
+    assert started.returncode == 130 and "the same command goes on" in err and "Traceback" not in err
+    log = next(Path("o").rglob("*.log")).read_text()
+    assert "epochs 1 to" in log and "are kept" in log
+
+
+@pytest.mark.parametrize("name", ["fig2", "fig3", "fig4", "fig5", "fig6", "fig7", "fig8"])
+def test_figures_are_drawn(name, quick):
+    pytest.importorskip("matplotlib")
+    if name in ("fig7", "fig8"):
+        pytest.importorskip("sklearn")
+    assert reproduce.main([name, "--seeds", "0", "--jobs", "2", "--out", "o", *TINY, "--e0", "1"]) == 0
+    picture = Path(f"o/digits/{name}.png").read_bytes()
+    assert picture.startswith(b"\x89PNG") and len(picture) > 10_000
+
+
+def test_a_missing_package_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(reproduce.importlib.util, "find_spec", lambda name: None)
+    assert reproduce.main(["fig7", "--out", "o"]) == 2
+    err = capsys.readouterr().err
+    assert "pip install matplotlib scikit-learn" in err and err.count("\n") == 1 and not Path("o").exists()
+
+
+def test_snapshots_keep_margins_and_features():
+    assert train.main([*TOY, "--base", "cc", "--epochs", "3", "--snapshots", "1", "3", "--out", "r"]) == 0
+    assert sorted(path.name for path in Path("r").glob("snapshot*")) == ["snapshot-0001.npz", "snapshot-0003.npz"]
+    with np.load("r/snapshot-0003.npz") as file:
+        assert file["tau"].shape == file["noisy"].shape and file["features"].shape == (60, 256)
+        assert file["labels"].shape == (60,) and 0 < file["noisy"].mean() < 1
+
+
+def test_the_papers_numbers_are_its_own():
+    """Where the paper is at hand, every number of paper.json stands in it."""
+    paper = HERE.parent / "shared" / "paper.tex"
+    if not paper.exists():
+        pytest.skip("needs ../shared/paper.tex")
+    text = set(re.findall(r"\d+\.\d\d", paper.read_text()))
+
+    def numbers(value):
+        if isinstance(value, dict | list):
+            for part in value.values() if isinstance(value, dict) else value:
+                yield from numbers(part)
+        elif isinstance(value, float):
+            yield f"{value:.2f}"
+
+    found = [number for table, value in reproduce.PAPER.items() if table != "note" for number in numbers(value)]
+    assert len(found) > 400 and not set(found) - text
+    assert os.path.getsize(HERE / "paper.json") < 20_000
