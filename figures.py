@@ -126,7 +126,7 @@ def fig3(grid):
         axes[0].legend(fontsize=7)
         figure.suptitle(
             f"Fig. 3: tau of clean and noisy samples, PiCO without correction; {where(grid)}. P(error): Eq. 6.\n"
-            "Below it the detection errors (mean of both kinds) of a mixture of two Gaussians and of IRNet's threshold",
+            "Below it the detection errors, mean of both kinds, of two Gaussians and of IRNet's threshold",
             fontsize=10,
         )
 
