@@ -1,5 +1,5 @@
-"""The paper's other methods, each a base like those of losses.py: MAE, MSE, SCE, GCE, PLCR, PiCO+, supervised
-learning, DivideMix, and ALIM, its authors' next method.
+"""The paper's other methods, each a base like those of losses.py: MAE, MSE, SCE, GCE, PLCR and PiCO+ (Section 4.2),
+supervised learning and DivideMix (Table 8), and ALIM, its authors' next method.
 
 MAE, MSE, SCE, GCE and PLCR also carry IRNet; the others have an answer to noise of their own, or none. Where a
 schedule was published in epochs it is kept as a share of the run.
