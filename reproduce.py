@@ -15,10 +15,8 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import itertools
-import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -27,14 +25,9 @@ from pathlib import Path
 from data import InputError
 from figures import FIGURES
 from options import configure
+from tables import TABLES
 
 HERE = Path(__file__).parent
-PAPER = json.loads((HERE / "paper.json").read_text())
-SIX = ("cc", "rc", "log", "proden", "lwc", "pico")
-ROBUST = ("mae", "mse", "sce", "gce", "plcr", "pico+")
-NAMES = {"pico": "PiCO", "pico+": "PiCO+", "irnet": "IRNet with PiCO", "supervised": "supervised learning"}
-NAMES |= {"dividemix": "noisy label learning (DivideMix)"}
-ETAS = (0.1, 0.2, 0.3)
 SCALES = {  # name: datasets, the paper's dataset to put beside them, options of every run
     "digits": ({"digits": (0.1, 0.3, 0.5)}, {"digits": "cifar10"}, []),
     "kmnist": ({"kmnist": (0.1, 0.3, 0.5)}, {"kmnist": "kmnist"}, ["--arch", "cnn"]),
@@ -44,10 +37,6 @@ SCALES = {  # name: datasets, the paper's dataset to put beside them, options of
         [],
     ),
 }
-
-
-def title(name: str) -> str:
-    return NAMES.get(name, name.upper())
 
 
 # ------------------------------------------------------------------ runs
@@ -74,6 +63,8 @@ class Grid:
             name = f"{Path(dataset).stem}-" if len(self.datasets) > 1 or dataset not in self.datasets else ""
             name += f"{base}{'-irnet' if irnet else ''}"
             argv = ["--dataset", dataset, "--base", base, "--seed", str(seed), *self.options]
+            if self.scale == "digits" and dataset not in self.datasets:
+                argv += ["--arch", "cnn", "--window", "10", "--threads", "1"]  # as digits has them
             if q is not None:
                 name += f"-q{q:g}-eta{eta:g}"
                 argv += ["--q", str(q), "--eta", str(eta)]
@@ -140,146 +131,6 @@ def _list(value) -> list:
     return list(value) if isinstance(value, tuple | list) else [value]
 
 
-def read(folders: list[Path], key: str) -> list[float]:
-    """One number of the summaries, in per cent."""
-    return [100 * json.loads((folder / "summary.json").read_text())[key] for folder in folders]
-
-
-def cell(values: list[float], bold: bool = False) -> str:
-    text = f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
-    return f"**{text}**" if bold else text
-
-
-# ------------------------------------------------------------------ tables
-# Each asks the grid for its runs and returns a function that, when they are done, gives the lines of its Markdown.
-
-
-def settings(grid: Grid, dataset: str):
-    return list(itertools.product(grid.datasets[dataset], ETAS))
-
-
-def table2(grid: Grid):
-    """Six bases with and without IRNet."""
-    asked = {
-        (d, b, i, q, eta): grid.ask(d, b, i, q, eta)
-        for d in grid.datasets
-        for b in SIX
-        for i in (False, True)
-        for q, eta in settings(grid, d)
-    }
-
-    def lines():
-        total = better = 0
-        for d in grid.datasets:
-            yield f"### {d}; in brackets the paper's {grid.beside[d]}\n"
-            yield "| base | IRNet | " + " | ".join(f"q {q:g}, eta {eta:g}" for q, eta in settings(grid, d)) + " |"
-            yield "| --- " * 11 + "|"
-            for b, irnet in itertools.product(SIX, (False, True)):
-                cells = []
-                for k, (q, eta) in enumerate(settings(grid, d)):
-                    ours = {i: read(asked[d, b, i, q, eta], "last") for i in (False, True)}
-                    wins = statistics.mean(ours[irnet]) > statistics.mean(ours[not irnet])
-                    total, better = total + irnet, better + (irnet and wins)
-                    theirs = PAPER["table2"][grid.beside[d]][b]["irnet" if irnet else "alone"][k][0]
-                    cells.append(f"{cell(ours[irnet], wins)} ({theirs:.1f})")
-                yield f"| {title(b)} | {'yes' if irnet else 'no'} | " + " | ".join(cells) + " |"
-            yield ""
-        yield f"IRNet's mean last accuracy is above its base's in {better} of {total} cells."
-
-    return lines
-
-
-def by_q(grid: Grid, table: str, rows: dict[str, dict], head: str):
-    """A column a q at eta = 0.3, the best of each column marked; rows: {the paper's name: what to ask for}."""
-    datasets = [d for d in grid.datasets if grid.beside[d] in PAPER[table]]
-    asked = {
-        (d, name, q): grid.ask(d, eta=0.3, q=q, **what)
-        for d in datasets
-        for name, what in rows.items()
-        for q in grid.datasets[d]
-    }
-
-    def lines():
-        for d in datasets:
-            qs = grid.datasets[d]
-            ours = {(name, q): read(asked[d, name, q], "last") for name in rows for q in qs}
-            best = {q: max(statistics.mean(ours[name, q]) for name in rows) for q in qs}
-            yield f"### {d}, eta 0.3; in brackets the paper's {grid.beside[d]}\n"
-            yield f"| {head} | " + " | ".join(f"q {q:g}" for q in qs) + " |"
-            yield "| --- " * (1 + len(qs)) + "|"
-            for name in rows:
-                theirs = PAPER[table][grid.beside[d]][name]
-                cells = [
-                    f"{cell(ours[name, q], statistics.mean(ours[name, q]) == best[q])} ({theirs[k]:.1f})"
-                    for k, q in enumerate(qs)
-                ]
-                yield f"| {title(name) if table == 'table3' else name} | " + " | ".join(cells) + " |"
-            yield ""
-
-    return lines
-
-
-def table3(grid: Grid):
-    """Noise-robust methods against IRNet with PiCO."""
-    rows = {name: dict(base=name, irnet=False) for name in ROBUST} | {"irnet": dict(base="pico", irnet=True)}
-    return by_q(grid, "table3", rows, "method")
-
-
-def table4(grid: Grid, bases: tuple[str, ...] = ("pico",)):
-    """Best and last accuracy, and the gap, with and without IRNet."""
-    asked = {
-        (d, q, b, i): grid.ask(d, b, i, q, 0.3)
-        for d in grid.datasets
-        for q in grid.datasets[d]
-        for b in bases
-        for i in (True, False)
-    }
-
-    def lines():
-        yield "| dataset | base | q | with IRNet: best | last | gap | without: best | last | gap |"
-        yield "| --- " * 9 + "|"
-        for d, b in itertools.product(grid.datasets, bases):
-            for k, q in enumerate(grid.datasets[d]):
-                cells = []
-                for irnet in (True, False):
-                    best, last = PAPER["table4"][grid.beside[d]]["irnet" if irnet else "alone"][k]
-                    for key, theirs in (("best", best), ("last", last), ("gap", best - last)):
-                        beside = f" ({theirs:.1f})" if b == "pico" else ""
-                        cells.append(cell(read(asked[d, q, b, irnet], key), key == "gap") + beside)
-                yield f"| {d} | {title(b)} | {q:g} | " + " | ".join(cells) + " |"
-        yield "\nIn brackets the paper's " + ", ".join(sorted({grid.beside[d] for d in grid.datasets})) + "."
-
-    return lines
-
-
-def table5(grid: Grid):
-    """Extra views: their number and kind."""
-    rows = {views: dict(base="pico", irnet=True) for views in ("none", "s", "w", "ss", "ws", "ww")}
-    for views, what in rows.items():
-        what |= {} if views == "w" else dict(views=views)
-    return by_q(grid, "table5", rows, "extra views")
-
-
-def table6(grid: Grid):
-    """Multiply-accumulates, parameters, time and memory by the number of extra views."""
-
-    def lines():
-        import complexity
-
-        yield from complexity.lines(PAPER["table6"])
-
-    return lines
-
-
-def table7(grid: Grid):
-    """Swapping: the least probable candidate leaves when a label is moved in."""
-    rows = {"swap": dict(base="pico", irnet=True, swap=True), "keep": dict(base="pico", irnet=True)}
-    return by_q(grid, "table7", rows, "correction")
-
-
-TABLES = dict(table2=table2, table3=table3, table4=table4, table5=table5, table6=table6, table7=table7)
-
-
 # ------------------------------------------------------------------ the command line
 
 
@@ -304,10 +155,10 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     try:
         grid = Grid(chosen.scale, chosen.seeds, chosen.out, chosen.data, chosen.options)
+        make = (TABLES | FIGURES)[chosen.what](grid)
     except InputError as error:
-        print(f"error: --options: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
-    make = (TABLES | FIGURES)[chosen.what](grid)
     failed = grid.run(chosen.jobs)
     if failed:
         print(f"error: {len(failed)} runs failed; the same command tries them again", file=sys.stderr)
@@ -343,7 +194,11 @@ def show_list(scale: str, seeds: list[int], out: Path) -> None:
     print(f"{'':9}{'runs':>5}{'finished':>10}   at --scale {scale}, seeds {', '.join(map(str, seeds))}")
     for name, table in (TABLES | FIGURES).items():
         grid = Grid(scale, seeds, out, "", [])
-        table(grid)
+        try:
+            table(grid)
+        except InputError as error:
+            print(f"{name:9}{'-':>5}{'-':>10}   {error}")
+            continue
         finished = [folder for folder in grid.jobs if grid.finished(folder)]
         print(f"{name:9}{len(grid.jobs):5d}{len(finished):10d}   {table.__doc__}")
     minutes = {"digits": "half a minute", "kmnist": "half an hour to an hour and a half", "paper": "days on a CPU"}

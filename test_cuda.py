@@ -16,6 +16,7 @@ import baselines
 import irnet
 import losses
 import models
+import parallel
 import train
 
 SHAPES = {"resnet18": (3, 32), "cnn": (1, 28)}
@@ -85,3 +86,14 @@ def test_the_check_catches_what_is_planted(fake_cuda, monkeypatch, plant, compla
     monkeypatch.setattr(irnet, "hits", lambda p, c, y: (plant(p, c), original(p, c, y))[1])
     with pytest.raises(Exception, match=complaint):
         train.train_step(s, argparse.Namespace(views="w"), *next(s.batches(torch.arange(N), BATCH)), False)
+
+
+def test_ranks_on_cards_use_torchs_own_batch_normalisation(fake_cuda):
+    network = models.build("resnet18", 3, 32, CLASSES)
+    names = list(network.state_dict())
+    parallel.synchronise(network)
+    norms = [m for m in network.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+    assert len(norms) == 20 and all(isinstance(norm, torch.nn.SyncBatchNorm) for norm in norms)
+    assert list(network.state_dict()) == names  # a checkpoint fits any number of ranks
+    with models.running_statistics_frozen(network):
+        assert not any(norm.track_running_stats for norm in norms)

@@ -15,6 +15,7 @@ import pytest
 
 import complexity
 import reproduce
+import tables
 import train
 from conftest import HERE, TOY, process, run, summary
 
@@ -86,9 +87,20 @@ def test_the_grids_have_the_papers_cells(name, runs):
         assert text.count("**1.0 ± 0.0**") == 6 and "(0.2)" in text and "(7.0)" in text
 
 
+def test_table_8_is_made_of_simulated_annotators(quick, capsys):
+    assert reproduce.main(["table8", "--seeds", "0", "--jobs", "2", "--out", "o", *TINY]) == 0
+    text = Path("o/digits/table8.md").read_text()
+    assert len(quick) == 4 and "(64.44)" in text and "(77.15)" in text and text.count("**") == 2
+    with np.load("o/digits/annotated-digits.npz") as file:
+        votes, y = file["annotators"], file["y_train"]
+    assert votes.shape == (1437, 5) and 0.02 < (votes != y[:, None]).all(1).mean() < 0.1
+    assert reproduce.main(["table8", "--scale", "paper", "--out", "o"]) == 2
+    assert "rafdb.npz" in capsys.readouterr().err
+
+
 def test_the_scale_of_the_paper_is_its_own_experiment():
     grid = reproduce.Grid("paper", [0], Path("o"), "somewhere", [])
-    reproduce.table2(grid)
+    tables.table2(grid)
     assert len(grid.jobs) == 3 * 6 * 9 * 2
     folder = Path("o/paper/cifar100-proden-irnet-q0.03-eta0.2-seed0")
     c = train.configure(grid.jobs[folder])
@@ -97,7 +109,7 @@ def test_the_scale_of_the_paper_is_its_own_experiment():
 
 def test_table_6_agrees_with_the_paper():
     net = complexity.network()
-    for views, theirs in reproduce.PAPER["table6"].items():
+    for views, theirs in tables.PAPER["table6"].items():
         assert complexity.macs(net, int(views)) == pytest.approx(theirs["macs"], rel=0.01)
     assert sum(p.numel() for p in net.parameters()) / 1e6 == pytest.approx(23.01, rel=1e-3)
     by_hand = 0.5557  # of one pass of the CIFAR ResNet-18 in 10^9, counted layer by layer in the literature
@@ -180,6 +192,6 @@ def test_the_papers_numbers_are_its_own():
         elif isinstance(value, float):
             yield f"{value:.2f}"
 
-    found = [number for table, value in reproduce.PAPER.items() if table != "note" for number in numbers(value)]
+    found = [number for table, value in tables.PAPER.items() if table != "note" for number in numbers(value)]
     assert len(found) > 400 and not set(found) - text
     assert os.path.getsize(HERE / "paper.json") < 20_000

@@ -1,0 +1,209 @@
+"""The paper's tables from finished runs, with its own cells beside ours (paper.json).
+
+Each function asks a reproduce.Grid for its runs and returns a function that, when they are done, gives the lines of
+its Markdown.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from pathlib import Path
+
+import numpy as np
+
+import complexity
+import data
+from data import InputError
+
+PAPER = json.loads(Path(__file__).with_name("paper.json").read_text())
+SIX = ("cc", "rc", "log", "proden", "lwc", "pico")
+ROBUST = ("mae", "mse", "sce", "gce", "plcr", "pico+")
+NAMES = {"pico": "PiCO", "pico+": "PiCO+", "irnet": "IRNet with PiCO", "supervised": "supervised learning"}
+NAMES |= {"dividemix": "noisy label learning (DivideMix)"}
+ETAS = (0.1, 0.2, 0.3)
+
+
+def title(name: str) -> str:
+    return NAMES.get(name, name.upper())
+
+
+def read(folders: list[Path], key: str) -> list[float]:
+    """One number of the summaries, in per cent."""
+    return [100 * json.loads((folder / "summary.json").read_text())[key] for folder in folders]
+
+
+def cell(values: list[float], bold: bool = False) -> str:
+    text = f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
+    return f"**{text}**" if bold else text
+
+
+# ------------------------------------------------------------------ tables
+# Each asks the grid for its runs and returns a function that, when they are done, gives the lines of its Markdown.
+
+
+def settings(grid, dataset: str):
+    return list(itertools.product(grid.datasets[dataset], ETAS))
+
+
+def table2(grid):
+    """Six bases with and without IRNet."""
+    asked = {
+        (d, b, i, q, eta): grid.ask(d, b, i, q, eta)
+        for d in grid.datasets
+        for b in SIX
+        for i in (False, True)
+        for q, eta in settings(grid, d)
+    }
+
+    def lines():
+        total = better = 0
+        for d in grid.datasets:
+            yield f"### {d}; in brackets the paper's {grid.beside[d]}\n"
+            yield "| base | IRNet | " + " | ".join(f"q {q:g}, eta {eta:g}" for q, eta in settings(grid, d)) + " |"
+            yield "| --- " * 11 + "|"
+            for b, irnet in itertools.product(SIX, (False, True)):
+                cells = []
+                for k, (q, eta) in enumerate(settings(grid, d)):
+                    ours = {i: read(asked[d, b, i, q, eta], "last") for i in (False, True)}
+                    wins = statistics.mean(ours[irnet]) > statistics.mean(ours[not irnet])
+                    total, better = total + irnet, better + (irnet and wins)
+                    theirs = PAPER["table2"][grid.beside[d]][b]["irnet" if irnet else "alone"][k][0]
+                    cells.append(f"{cell(ours[irnet], wins)} ({theirs:.1f})")
+                yield f"| {title(b)} | {'yes' if irnet else 'no'} | " + " | ".join(cells) + " |"
+            yield ""
+        yield f"IRNet's mean last accuracy is above its base's in {better} of {total} cells."
+
+    return lines
+
+
+def by_q(grid, table: str, rows: dict[str, dict], head: str):
+    """A column a q at eta = 0.3, the best of each column marked; rows: {the paper's name: what to ask for}."""
+    datasets = [d for d in grid.datasets if grid.beside[d] in PAPER[table]]
+    asked = {
+        (d, name, q): grid.ask(d, eta=0.3, q=q, **what)
+        for d in datasets
+        for name, what in rows.items()
+        for q in grid.datasets[d]
+    }
+
+    def lines():
+        for d in datasets:
+            qs = grid.datasets[d]
+            ours = {(name, q): read(asked[d, name, q], "last") for name in rows for q in qs}
+            best = {q: max(statistics.mean(ours[name, q]) for name in rows) for q in qs}
+            yield f"### {d}, eta 0.3; in brackets the paper's {grid.beside[d]}\n"
+            yield f"| {head} | " + " | ".join(f"q {q:g}" for q in qs) + " |"
+            yield "| --- " * (1 + len(qs)) + "|"
+            for name in rows:
+                theirs = PAPER[table][grid.beside[d]][name]
+                cells = [
+                    f"{cell(ours[name, q], statistics.mean(ours[name, q]) == best[q])} ({theirs[k]:.1f})"
+                    for k, q in enumerate(qs)
+                ]
+                yield f"| {title(name) if table == 'table3' else name} | " + " | ".join(cells) + " |"
+            yield ""
+
+    return lines
+
+
+def table3(grid):
+    """Noise-robust methods against IRNet with PiCO."""
+    rows = {name: dict(base=name, irnet=False) for name in ROBUST} | {"irnet": dict(base="pico", irnet=True)}
+    return by_q(grid, "table3", rows, "method")
+
+
+def table4(grid, bases: tuple[str, ...] = ("pico",)):
+    """Best and last accuracy, and the gap, with and without IRNet."""
+    asked = {
+        (d, q, b, i): grid.ask(d, b, i, q, 0.3)
+        for d in grid.datasets
+        for q in grid.datasets[d]
+        for b in bases
+        for i in (True, False)
+    }
+
+    def lines():
+        yield "| dataset | base | q | with IRNet: best | last | gap | without: best | last | gap |"
+        yield "| --- " * 9 + "|"
+        for d, b in itertools.product(grid.datasets, bases):
+            for k, q in enumerate(grid.datasets[d]):
+                cells = []
+                for irnet in (True, False):
+                    best, last = PAPER["table4"][grid.beside[d]]["irnet" if irnet else "alone"][k]
+                    for key, theirs in (("best", best), ("last", last), ("gap", best - last)):
+                        beside = f" ({theirs:.1f})" if b == "pico" else ""
+                        cells.append(cell(read(asked[d, q, b, irnet], key), key == "gap") + beside)
+                yield f"| {d} | {title(b)} | {q:g} | " + " | ".join(cells) + " |"
+        yield "\nIn brackets the paper's " + ", ".join(sorted({grid.beside[d] for d in grid.datasets})) + "."
+
+    return lines
+
+
+def table5(grid):
+    """Extra views: their number and kind."""
+    rows = {views: dict(base="pico", irnet=True) for views in ("none", "s", "w", "ss", "ws", "ww")}
+    for views, what in rows.items():
+        what |= {} if views == "w" else dict(views=views)
+    return by_q(grid, "table5", rows, "extra views")
+
+
+def table6(grid):
+    """Multiply-accumulates, parameters, time and memory by the number of extra views."""
+
+    def lines():
+        yield from complexity.lines(PAPER["table6"])
+
+    return lines
+
+
+def table7(grid):
+    """Swapping: the least probable candidate leaves when a label is moved in."""
+    rows = {"swap": dict(base="pico", irnet=True, swap=True), "keep": dict(base="pico", irnet=True)}
+    return by_q(grid, "table7", rows, "correction")
+
+
+def table8(grid):
+    """Learning from annotators: one label, one noisy label, a set, a noisy set."""
+    path = crowd_file(grid)
+    rows = {name: dict(base=name, irnet=False) for name in ("supervised", "dividemix", "pico")}
+    rows["irnet"] = dict(base="pico", irnet=True)
+    asked = {name: grid.ask(str(path), q=None, eta=None, **what) for name, what in rows.items()}
+
+    def lines():
+        ours = {name: read(folders, "last") for name, folders in asked.items()}
+        best = max(statistics.mean(values) for values in ours.values())
+        yield f"Ours on {path.stem}, in brackets the paper's on RAF-DB.\n"
+        yield "| method | accuracy |"
+        yield "| --- | --- |"
+        for name, values in ours.items():
+            yield f"| {title(name)} | {cell(values, statistics.mean(values) == best)} ({PAPER['table8'][name]}) |"
+
+    return lines
+
+
+def crowd_file(grid) -> Path:
+    """RAF-DB's votes where the user has them; on digits five simulated annotators: right with probability 0.9 on
+    70 % of the images, with 0.3 on the others, so that all may be wrong."""
+    if grid.scale != "digits":
+        path = Path(grid.data or ".") / "rafdb.npz"
+        if not path.exists():
+            raise InputError(f"table8: put x_train, y_train, x_test, y_test and annotators into {path}")
+        return path
+    path = grid.folder / "annotated-digits.npz"
+    if not path.exists():
+        d, rng = data.load("digits"), np.random.RandomState(0)
+        y = d.labels.numpy()
+        skill = np.where(rng.rand(len(y), 1) < 0.7, 0.9, 0.3)
+        wrong = (y[:, None] + rng.randint(1, 10, (len(y), 5))) % 10
+        votes = np.where(rng.rand(len(y), 5) < skill, y[:, None], wrong)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        images = dict(x_train=d.images[:, 0].numpy(), x_test=d.test_images[:, 0].numpy())
+        np.savez(path, y_train=y, y_test=d.test_labels.numpy(), annotators=votes, **images)
+    return path
+
+
+TABLES = dict(
+    table2=table2, table3=table3, table4=table4, table5=table5, table6=table6, table7=table7, table8=table8
+)
