@@ -112,6 +112,8 @@ def test_table_6_agrees_with_the_paper():
     for views, theirs in tables.PAPER["table6"].items():
         assert complexity.macs(net, int(views)) == pytest.approx(theirs["macs"], rel=0.01)
     assert sum(p.numel() for p in net.parameters()) / 1e6 == pytest.approx(23.01, rel=1e-3)
+    device, ms, memory = complexity.cost(1, batch=4)
+    assert ms > 0 and (memory is None) == (device != "cuda")
     by_hand = 0.5557  # of one pass of the CIFAR ResNet-18 in 10^9, counted layer by layer in the literature
     assert complexity.macs(net, 1) - complexity.macs(net, 0) == pytest.approx(by_hand, rel=0.005)
 
