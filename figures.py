@@ -46,14 +46,6 @@ def where(grid) -> str:
     return f"{dataset}, q = {q:g}, eta = 0.3"
 
 
-def mark(axis, x, y, text: str) -> None:
-    axis.plot([x], [y], "o", color=RED, zorder=5)
-    left, right = axis.get_xlim()
-    side = "right" if x > left + 0.6 * (right - left) else "left"
-    box = dict(facecolor="white", edgecolor="none", alpha=0.8, pad=1)
-    axis.annotate(text, (x, y), textcoords="offset points", xytext=(0, -16), ha=side, color=RED, bbox=box)
-
-
 # ------------------------------------------------------------------ Figs. 2 to 6
 
 
@@ -66,22 +58,26 @@ def fig2(grid):
         axes = figure.subplots(1, 3)
         epochs = np.arange(1, 1 + len(rows_of(folders[0])))
         bayes, phi_c, phi_n, val = (curve(folders, key) for key in ("bayes_error", "phi_c", "phi_n", "val"))
+        low, high_c, high_n = int(np.nanargmin(bayes)), int(np.nanargmax(phi_c)), int(np.nanargmax(phi_n))
+        e0 = rows_of(folders[0])[-1]["e0"]
         axes[0].plot(epochs, bayes, color=BLUE)
-        k = int(np.nanargmin(bayes))
-        mark(axes[0], epochs[k], bayes[k], f"min {bayes[k]:.1f} at {epochs[k]}")
         axes[1].plot(epochs, phi_c, color=BLUE, label="phi_c (Eq. 7), clean")
         axes[1].plot(epochs, phi_n, color=ORANGE, label="phi_n (Eq. 8), noisy")
-        for values in (phi_c, phi_n):
-            k = int(np.nanargmax(values))
-            mark(axes[1], epochs[k], values[k], f"max {values[k]:.1f} at {epochs[k]}")
         axes[1].legend()
         axes[2].plot(epochs, val, color=BLUE)
-        e0 = rows_of(folders[0])[-1]["e0"]
-        if e0:
-            axes[2].axvline(e0, color=RED, linestyle=":")
-            mark(axes[2], e0, val[e0 - 1], f"e0 = {e0}")
-        for axis, name in zip(axes, ("Bayes error rate", "hit accuracy", "validation score"), strict=True):
-            axis.set(title=f"({'abc'[list(axes).index(axis)]}) {name}", xlabel="epoch", ylabel="per cent")
+        marked = [(0, bayes, low), (1, phi_c, high_c), (1, phi_n, high_n), *([(2, val, e0 - 1)] if e0 else [])]
+        for panel, values, k in marked:
+            axes[panel].plot([epochs[k]], [values[k]], "o", color=RED, zorder=5)
+        for axis, name in zip(
+            axes,
+            (
+                f"(a) Bayes error rate\nminimum {bayes[low]:.1f} at epoch {epochs[low]}",
+                f"(b) hit accuracy\nmaxima {phi_c[high_c]:.1f} and {phi_n[high_n]:.1f}",
+                f"(c) validation score\ne0 = {e0 or 'not found'}",
+            ),
+            strict=True,
+        ):
+            axis.set(title=name, xlabel="epoch", ylabel="per cent")
         figure.suptitle(f"Fig. 2: PiCO without correction; {where(grid)}")
 
     draw.size = (13, 4)
