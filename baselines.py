@@ -60,6 +60,7 @@ class PLCR(Base):
     """
 
     views = "wss"
+    kept = ("weights", "ramp")
 
     def __init__(self, candidates: Tensor):
         super().__init__(candidates)
@@ -83,13 +84,6 @@ class PLCR(Base):
     def end_epoch(self, epoch, epochs):
         self.ramp = min(1.0, epoch / max(1, epochs // 10))
 
-    def state_dict(self):
-        return super().state_dict() | {"ramp": self.ramp}
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.ramp = state["ramp"]
-
 
 # ------------------------------------------------------------------ PiCO's successors
 
@@ -102,6 +96,8 @@ class PiCOPlus(PiCO):
     g = softmax(q . mu / 0.07). After an eighth of the run the other samples' positives are their k nearest, and the
     rows of the first SupCon weigh 0.5 (reliable) and 0.1.
     """
+
+    kept = (*PiCO.kept, "distance", "reliable", "queue_reliable", "nearest")
 
     def __init__(self, candidates, generator=None, queue_size=8192, pure=0.6, neighbours=16, start=5, **options):
         super().__init__(candidates, **options)
@@ -161,16 +157,6 @@ class PiCOPlus(PiCO):
             closest = self.distance.argsort()[: int(self.pure * len(self.distance))]
             self.reliable = torch.zeros_like(self.reliable).index_fill_(0, closest, True)
 
-    def state_dict(self):
-        names = ("distance", "reliable", "queue_reliable", "nearest")
-        return super().state_dict() | {name: getattr(self, name) for name in names}
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.nearest = state["nearest"]
-        for name in ("distance", "reliable", "queue_reliable"):
-            getattr(self, name).copy_(state[name])
-
 
 class ALIM(PiCO):
     """ALIM (Xu et al., 2023): S stays, but non-candidates count lambda < 1: argmax over (S + lambda (1 - S)) f.
@@ -178,6 +164,8 @@ class ALIM(PiCO):
     After every epoch from `start` (a share of the run) on, lambda is the quantile eta (the noise rate) of the
     margins max_{j in S} f_j / max_{j not in S} f_j, at most 1. f is the prototype softmax at temperature 0.07.
     """
+
+    kept = (*PiCO.kept, "allowed")
 
     def __init__(self, candidates, eta=0.3, start=0.08, **options):
         super().__init__(candidates, **options)
@@ -203,13 +191,6 @@ class ALIM(PiCO):
             self.allowed = min(1.0, float(margins[min(int(len(margins) * self.eta), len(margins) - 1)]))
         self.margins = []
 
-    def state_dict(self):
-        return super().state_dict() | {"allowed": self.allowed}
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.allowed = state["allowed"]
-
 
 # ------------------------------------------------------------------ DivideMix
 
@@ -222,6 +203,7 @@ class DivideMix(Base):
     """
 
     views = "ww"
+    kept = ("labels",)
     unlabelled_weight, temperature = 25.0, 0.5
 
     def __init__(self, candidates: Tensor, labels: Tensor, generator: Generator | None = None, epochs: int = 300):
@@ -270,12 +252,6 @@ class DivideMix(Base):
         penalty = -(mean.log().mean() + math.log(len(mean)))  # sum_c pi log(pi / mean), pi = 1/C
         ramp = min(1.0, max(0.0, (self.epoch - 1 - self.warm_up) / self.ramp_length))
         return clean + self.unlabelled_weight * ramp * noisy + penalty, mine
-
-    def state_dict(self):
-        return {"labels": self.labels}
-
-    def load_state_dict(self, state):
-        self.labels.copy_(state["labels"])
 
 
 def clean_probability(loss: Tensor) -> Tensor:
@@ -336,4 +312,10 @@ ROBUST = {"mae": losses.mae, "mse": losses.mse, "sce": losses.sce, "gce": losses
 METHODS = losses.BASES | {name: functools.partial(Robust, function=loss) for name, loss in ROBUST.items()}
 METHODS |= {"plcr": PLCR, "pico+": PiCOPlus, "alim": ALIM, "supervised": Supervised, "dividemix": DivideMix}
 PICO_FAMILY = ("pico", "pico+", "alim")  # two encoders, a queue, prototypes
+NAMES = {"pico": "PiCO", "pico+": "PiCO+", "supervised": "Supervised learning", "dividemix": "DivideMix"}
 WITHOUT_IRNET = ("pico+", "alim", "supervised", "dividemix")
+
+
+def title(name: str) -> str:
+    """A method as the paper writes it."""
+    return NAMES.get(name, name.upper())

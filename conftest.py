@@ -66,6 +66,13 @@ def command(*argv, program=(sys.executable,), **options):
     return subprocess.Popen([*program, str(HERE / "train.py"), *argv], **options)
 
 
+class Bomb:
+    """A pickle that leaves a trace if it is ever loaded."""
+
+    def __reduce__(self):
+        return (os.mkdir, ("exploded",))
+
+
 # ------------------------------------------------------------------ processes that need not load torch again
 
 

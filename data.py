@@ -128,6 +128,10 @@ def _find_or_download(cls, root: Path, train: bool, name: str):
         ) from None
 
 
+def _class_numbers(a: np.ndarray) -> bool:
+    return a.dtype.kind in "iu" and a.min(initial=0) >= 0 and a.max(initial=0) < 10_000
+
+
 def _own(path: Path) -> Dataset:
     """One's own data: x_train u8 [N,H,H] or [N,H,H,3], y_train, x_test, y_test, and candidates or annotators, in an
     .npz file or as .npy files in a folder, which stay on the disk until they are read (memory-mapped)."""
@@ -154,7 +158,7 @@ def _own(path: Path) -> Dataset:
             )
         if x.shape[1:] != arrays["x_train"].shape[1:]:
             raise InputError(f"x_test of {str(path)!r} must have images of the shape of x_train's")
-        if y.shape != (len(x),) or y.dtype.kind not in "iu" or y.min(initial=0) < 0 or y.max(initial=0) >= 10_000:
+        if y.shape != (len(x),) or not _class_numbers(y):
             raise InputError(f"y_{part} of {str(path)!r} must be {len(x)} class numbers from 0 on, below 10,000")
         images = torch.from_numpy(x)
         images = images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)
@@ -171,8 +175,7 @@ def _own(path: Path) -> Dataset:
         num_classes = max(num_classes, candidates.shape[-1])
     elif "annotators" in arrays:  # the union of the annotators' labels
         votes = arrays["annotators"]
-        ok = votes.ndim == 2 and votes.size and votes.dtype.kind in "iu" and votes.min(initial=0) >= 0
-        if not ok or votes.max(initial=0) >= 10_000:
+        if votes.ndim != 2 or not votes.size or not _class_numbers(votes):
             raise InputError(f"annotators of {str(path)!r} must be class numbers [N,A] from 0 on, below 10,000")
         votes = torch.from_numpy(votes.astype(np.int64))
         num_classes = max(num_classes, int(votes.max()) + 1)

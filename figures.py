@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tables import summaries, title
+
 BLUE, ORANGE, GREEN, RED, GREY = "#2b6cb0", "#dd6b20", "#2f855a", "#c53030", "#718096"
 
 
@@ -23,10 +25,6 @@ def curve(folders: list[Path], key: str, scale: float = 100) -> np.ndarray:
     """The mean over the seeds, an entry an epoch."""
     found = [[np.nan if row[key] is None else scale * row[key] for row in rows_of(folder)] for folder in folders]
     return np.mean(found, 0)
-
-
-def summaries(folders: list[Path], key: str) -> list:
-    return [json.loads((folder / "summary.json").read_text())[key] for folder in folders]
 
 
 def middle(grid) -> tuple[str, float]:
@@ -146,7 +144,7 @@ def fig4(grid):
         for axis, (d, q) in zip(axes, cells, strict=True):
             for (b, colour), i in itertools.product(zip(bases, (GREEN, ORANGE, BLUE), strict=True), (False, True)):
                 values = curve(asked[d, q, b, i], "transductive")
-                name = {"pico": "PiCO"}.get(b, b.upper()) + (" w/ IRNet" if i else "")
+                name = title(b) + (" w/ IRNet" if i else "")
                 x = np.arange(1, 1 + len(values))
                 known = ~np.isnan(values)
                 axis.plot(x[known], values[known], color=colour, linestyle="-" if i else "--", label=name)
@@ -238,7 +236,7 @@ def fig7(grid):
     def draw(figure):
         axes = figure.subplots(2, 4).flatten()
         for axis, folder, (base, i) in zip(axes, asked, methods, strict=True):
-            name = "IRNet with PiCO" if i else {"pico": "PiCO"}.get(base, base.upper())
+            name = title("irnet" if i else base)
             scatter(axis, folder / f"snapshot-{last:04d}.npz", name)
         figure.suptitle(f"Fig. 7: t-SNE of the test features (colour: true class); {where(grid)}")
 

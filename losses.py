@@ -159,6 +159,7 @@ class Base:
 
     views = "w"  # the views that loss() wants: w weak, s strong
     weights: Tensor | None = None
+    kept: tuple[str, ...] = ("weights",)  # what a checkpoint holds
 
     def __init__(self, candidates: Tensor):
         self.candidates = candidates
@@ -184,11 +185,14 @@ class Base:
         """What changes with the epochs."""
 
     def state_dict(self) -> dict:
-        return {} if self.weights is None else {"weights": self.weights}
+        return {name: getattr(self, name) for name in self.kept if getattr(self, name) is not None}
 
     def load_state_dict(self, state: dict) -> None:
-        if self.weights is not None:
-            self.weights.copy_(state["weights"])
+        for name, value in self.state_dict().items():
+            if torch.is_tensor(value):
+                value.copy_(state[name])  # in place: others hold the same tensors
+            else:
+                setattr(self, name, state[name])
 
 
 class CC(Base):
@@ -245,6 +249,7 @@ class PiCO(Base):
     """Contrastive disambiguation (Wang et al., 2022), in the order of the release."""
 
     views = "ws"
+    kept = ("weights", "epoch", "phi")
 
     def __init__(
         self,
@@ -300,13 +305,6 @@ class PiCO(Base):
     def end_epoch(self, epoch, epochs):
         start, end = self.phi_range
         self.epoch, self.phi = epoch + 1, start + (end - start) * epoch / epochs
-
-    def state_dict(self):
-        return super().state_dict() | {"epoch": self.epoch, "phi": self.phi}
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.epoch, self.phi = state["epoch"], state["phi"]
 
 
 BASES = {"cc": CC, "rc": RC, "log": LOG, "proden": PRODEN, "lwc": LWC, "pico": PiCO}

@@ -101,8 +101,7 @@ class Screen:
             "test accuracy, which leaks the test set" if c.val == "test" else f"{len(s.held_out)} held-out samples"
         )
         what = "nothing is corrected" if c.no_irnet else f"tau {c.tau:g}, extra views {c.views}"
-        names = {"pico": "PiCO", "pico+": "PiCO+", "supervised": "Supervised learning", "dividemix": "DivideMix"}
-        base = names.get(c.base, c.base.upper())
+        base = baselines.title(c.base)
         self.say(f"{base} {'alone' if c.no_irnet else 'with IRNet'} on {d.name}, seed {c.seed}")
         self.say(f"  data     {n:,} training and {len(s.test_images):,} test images, {size}x{size} {colour}, "
                  f"{d.num_classes} classes")  # fmt: skip

@@ -13,25 +13,31 @@ from pathlib import Path
 
 import numpy as np
 
+import baselines
 import complexity
 import data
+import losses
 from data import InputError
 
 PAPER = json.loads(Path(__file__).with_name("paper.json").read_text())
-SIX = ("cc", "rc", "log", "proden", "lwc", "pico")
+SIX = tuple(losses.BASES)
 ROBUST = ("mae", "mse", "sce", "gce", "plcr", "pico+")
-NAMES = {"pico": "PiCO", "pico+": "PiCO+", "irnet": "IRNet with PiCO", "supervised": "supervised learning"}
-NAMES |= {"dividemix": "noisy label learning (DivideMix)"}
+ROWS = {"irnet": "IRNet with PiCO", "supervised": "supervised learning"}
+ROWS |= {"dividemix": "noisy label learning (DivideMix)"}
 ETAS = (0.1, 0.2, 0.3)
 
 
 def title(name: str) -> str:
-    return NAMES.get(name, name.upper())
+    return ROWS.get(name) or baselines.title(name)
+
+
+def summaries(folders: list[Path], key: str) -> list:
+    return [json.loads((folder / "summary.json").read_text())[key] for folder in folders]
 
 
 def read(folders: list[Path], key: str) -> list[float]:
     """One number of the summaries, in per cent."""
-    return [100 * json.loads((folder / "summary.json").read_text())[key] for folder in folders]
+    return [100 * value for value in summaries(folders, key)]
 
 
 def cell(values: list[float], bold: bool = False) -> str:

@@ -18,7 +18,7 @@ import torch
 import losses
 import runs
 import train
-from conftest import TOY, command, process, rows, run, same_run
+from conftest import TOY, Bomb, command, process, rows, run, same_run
 from test_runs import SHORT, killed_in_step, stopping_at
 
 # ------------------------------------------------------------------ faults
@@ -74,11 +74,6 @@ def test_a_hundred_damaged_checkpoints_are_all_detected(capsys):
     with pytest.raises(runs.Damaged):
         runs.unpack(newest[:10])
     assert len(json.loads(runs.unpack(newest)["rows"])) == 2
-
-
-class Bomb:
-    def __reduce__(self):
-        return (os.mkdir, ("exploded",))
 
 
 @pytest.mark.parametrize("what", ["truncated", "flipped", "empty", "foreign", "pickle", "text"])

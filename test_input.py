@@ -1,6 +1,5 @@
 """Wrong command lines and files: one line that names what is wrong, exit 2, nothing written."""
 
-import os
 import pickle
 import random
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 
 import data
 import train
+from conftest import Bomb
 
 BAD = [
     (["--q", "1"], "--q"),
@@ -151,13 +151,6 @@ def test_bad_files_get_one_line_and_exit_2(what, capfd):
     err = capfd.readouterr().err
     assert err.startswith("error: ") and err.count("\n") == 1 and "bad.npz" in err and named in err, err
     assert [p.name for p in Path().iterdir()] == ["bad.npz"]
-
-
-class Bomb:
-    """A pickle that leaves a trace if it is ever loaded."""
-
-    def __reduce__(self):
-        return (os.mkdir, ("exploded",))
 
 
 def test_damaged_archives_get_one_line(capfd):

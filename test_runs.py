@@ -107,13 +107,5 @@ def test_save_every_writes_rarely_but_loses_nothing_that_it_can_keep(signal_numb
 
 
 def killed_in_step(step, number, argv) -> int:
-    original, calls = train.train_step, []
-
-    def patched(*args):
-        calls.append(1)
-        if len(calls) == step:
-            os.kill(os.getpid(), number)
-        return original(*args)
-
-    train.train_step = patched
+    stopping_at(pytest.MonkeyPatch(), step, lambda: os.kill(os.getpid(), number))
     return train.main(argv)

@@ -13,6 +13,7 @@ import math
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -31,34 +32,29 @@ from screen import Screen
 
 
 @torch.no_grad()
-def predict(s: Setup, images: Tensor, batch: int = 500) -> Tensor:
-    """argmax over all classes [N], without augmentation; stays on the device."""
+def evaluate(s: Setup, function: Callable, images: Tensor) -> Tensor:
+    """function(images in [0, 1]) batch by batch, in evaluation mode, without augmentation; stays on the device."""
     s.network.eval()
     with s.autocast():
-        found = [s.network(part.to(s.device).float() / 255).argmax(1) for part in images.split(batch)]
+        found = [function(part.to(s.device).float() / 255) for part in images.split(500)]
     s.network.train()
     return torch.cat(found)
 
 
-@torch.no_grad()
+def predict(s: Setup, images: Tensor) -> Tensor:
+    """argmax over all classes [N]."""
+    return evaluate(s, lambda x: s.network(x).argmax(1), images)
+
+
 def training_logits(s: Setup, name: str) -> Tensor:
-    """[N, C] of one of several networks on the plain training images."""
-    network = getattr(s.network, name).eval()
-    with s.autocast():
-        found = [network(part.to(s.device).float() / 255).float() for part in s.images.split(500)]
-    network.train()
-    return torch.cat(found)
+    """[N, C] of one of several networks on the training images."""
+    return evaluate(s, lambda x: getattr(s.network, name)(x).float(), s.images)
 
 
-@torch.no_grad()
 def test_features(s: Setup) -> Tensor:
     """The backbone's features of the test images [N, width], for Figs. 7 and 8."""
-    s.network.eval()
     encoder = next(m for m in s.network.modules() if isinstance(m, models.Encoder))
-    with s.autocast():
-        found = [encoder.features(part.to(s.device).float() / 255).float() for part in s.test_images.split(500)]
-    s.network.train()
-    return torch.cat(found)
+    return evaluate(s, lambda x: encoder.features(x).float(), s.test_images)
 
 
 def accuracy(s: Setup, images: Tensor, labels: Tensor) -> float:
