@@ -317,10 +317,11 @@ class Interrupt:
 
     def __init__(self):
         self.signal, self.at = 0, 0.0
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)  # SIGHUP: the terminal was closed; not under nohup
-            if number is not None and signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, self._asked)
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)  # the terminal was closed; ignored under nohup
+        for number in numbers:
+            signal.signal(number, self._asked)
 
     def _asked(self, number, frame) -> None:
         if not self.signal:
