@@ -1,7 +1,7 @@
 """Datasets, and the corruption of their labels into noisy candidate sets (paper, Section 3.1).
 
-Everything is loaded once, as uint8 images [N, ch, H, W] and labels [N]; grey images have one channel. The
-augmentations are in augment.py; `weak` and `strong` are here by name too.
+Everything is loaded once, as uint8 images [N, ch, H, W] and labels [N]; grey images have one channel. One's own
+data are loaded by crowd.py, the augmentations are in augment.py; `weak` and `strong` are here by name too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 import torchvision
 from torch import Generator, Tensor
 from torchvision.transforms.functional import resize
@@ -31,15 +30,22 @@ class InputError(ValueError):
 @dataclass
 class Dataset:
     name: str
-    images: Tensor  # uint8 [N, ch, H, W]
-    labels: Tensor  # int64 [N], hidden truth: corruption and reporting only
+    images: Tensor  # uint8 [N, ch, H, W]; of one's own also features, float [N, D, 1, 1]
+    labels: Tensor  # int64 [N], hidden truth: corruption and reporting only; -1 where nobody knows it
     test_images: Tensor
     test_labels: Tensor
     num_classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
     candidates: Tensor | None = None  # bool [N, C] where the data brings its own sets
-    dominant: Tensor | None = None  # int64 [N], the annotators' most frequent label
+    votes: Tensor | None = None  # int [N, C], how many annotators gave each label
+    files: list[str] | None = None  # the samples' names
+    classes: list[str] | None = None  # the classes' names
+    scored: object | None = None  # where the test set is a part set aside, its candidate sets (crowd.Scored)
+
+    @property
+    def truth_known(self) -> bool:
+        return bool((self.labels >= 0).all())
 
     def fingerprint(self) -> str:
         """Of all labels and of as many images as 100 MB hold, to know the same data again."""
@@ -65,20 +71,18 @@ def load(
     limit_train: int | None = None,
     limit_test: int | None = None,
 ) -> Dataset:
-    """A dataset by name, or one's own; `size` resizes, the limits keep the first N images."""
-    if name == "digits":
-        data = _digits()
-    elif name in TORCHVISION:
-        data = _torchvision(name, Path(root))
-    else:
-        data = _own(Path(name))
+    """A dataset by name; `size` resizes, the limits keep the first N images."""
+    return cut(_digits() if name == "digits" else _torchvision(name, Path(root)), size, limit_train, limit_test)
+
+
+def cut(data: Dataset, size: int | None, limit_train: int | None = None, limit_test: int | None = None) -> Dataset:
     for part, limit in (("", limit_train), ("test_", limit_test)):
         images = getattr(data, part + "images")[:limit]
-        if size is not None and images.shape[-1] != size:
+        if size is not None and images.shape[2:] != (size, size):
             images = resize(images, [size, size], antialias=True)
         setattr(data, part + "images", images)
         setattr(data, part + "labels", getattr(data, part + "labels")[:limit])
-    for name in ("candidates", "dominant"):
+    for name in ("candidates", "votes", "files"):
         if getattr(data, name) is not None:
             setattr(data, name, getattr(data, name)[:limit_train])
     return data
@@ -91,10 +95,10 @@ def _digits() -> Dataset:
     order = np.random.RandomState(0).permutation(len(x))
     x = torch.from_numpy(np.round(x[order] * (255 / 16)).astype(np.uint8))[:, None]
     y = torch.from_numpy(y[order]).long()
-    return Dataset("digits", x[:1437], y[:1437], x[1437:], y[1437:], 10, *_statistics(x[:1437]))
+    return Dataset("digits", x[:1437], y[:1437], x[1437:], y[1437:], 10, *statistics(x[:1437]))
 
 
-def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     pixels = images[:10_000].double().transpose(0, 1).flatten(1) / 255  # [ch, N H W]
     return tuple(pixels.mean(1).tolist()), tuple(pixels.std(1).clamp_min(1e-3).tolist())
 
@@ -126,66 +130,6 @@ def _find_or_download(cls, root: Path, train: bool, name: str):
             f"{name} is not in {str(root)!r} and cannot be downloaded ({type(error).__name__}): put torchvision's "
             f"files into {str(root / folder)!r}, give another --data, or use --dataset digits, which needs none"
         ) from None
-
-
-def _class_numbers(a: np.ndarray) -> bool:
-    return a.dtype.kind in "iu" and a.min(initial=0) >= 0 and a.max(initial=0) < 10_000
-
-
-def _own(path: Path) -> Dataset:
-    """One's own data: x_train u8 [N,H,H] or [N,H,H,3], y_train, x_test, y_test, and candidates or annotators, in an
-    .npz file or as .npy files in a folder, which stay on the disk until they are read (memory-mapped)."""
-    try:
-        if path.is_dir():
-            arrays = {f.stem: np.load(f, mmap_mode="c", allow_pickle=False) for f in path.glob("*.npy")}
-        else:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {key: file[key] for key in file.files}
-    except Exception as error:  # a damaged file fails in many ways
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"cannot read {str(path)!r} as plain arrays (.npz, or a folder of .npy): {why}") from None
-    arrays = {name: value for name, value in arrays.items() if isinstance(value, np.ndarray)}
-    missing = {"x_train", "y_train", "x_test", "y_test"} - set(arrays)
-    if missing:
-        raise InputError(f"{str(path)!r} lacks {', '.join(sorted(missing))}; it has {', '.join(sorted(arrays))}")
-    parts = []
-    for part in ("train", "test"):
-        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
-        fits = x.dtype == np.uint8 and x.ndim in (3, 4) and x.shape[1] == x.shape[2] and x.shape[3:] in ((), (3,))
-        if not fits or min(x.shape) < 1:
-            raise InputError(
-                f"x_{part} of {str(path)!r} must be uint8 [N,H,H] or [N,H,H,3], not {x.dtype} {list(x.shape)}"
-            )
-        if x.shape[1:] != arrays["x_train"].shape[1:]:
-            raise InputError(f"x_test of {str(path)!r} must have images of the shape of x_train's")
-        if y.shape != (len(x),) or not _class_numbers(y):
-            raise InputError(f"y_{part} of {str(path)!r} must be {len(x)} class numbers from 0 on, below 10,000")
-        images = torch.from_numpy(x)
-        images = images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)
-        parts += [images, torch.from_numpy(y.astype(np.int64))]
-    num_classes = max(2, int(max(parts[1].max(), parts[3].max())) + 1)
-    candidates = dominant = None
-    if "candidates" in arrays:
-        given = arrays["candidates"]
-        if given.ndim != 2 or given.dtype.kind not in "biuf" or not np.isin(given, (0, 1)).all():
-            raise InputError(
-                f"candidates of {str(path)!r} must be bool [N,C], not {given.dtype} {list(given.shape)}"
-            )
-        candidates = torch.from_numpy(given.astype(bool))
-        num_classes = max(num_classes, candidates.shape[-1])
-    elif "annotators" in arrays:  # the union of the annotators' labels
-        votes = arrays["annotators"]
-        if votes.ndim != 2 or not votes.size or not _class_numbers(votes):
-            raise InputError(f"annotators of {str(path)!r} must be class numbers [N,A] from 0 on, below 10,000")
-        votes = torch.from_numpy(votes.astype(np.int64))
-        num_classes = max(num_classes, int(votes.max()) + 1)
-        count = F.one_hot(votes, num_classes).sum(1)  # [N, C]
-        candidates, dominant = count > 0, count.argmax(1)
-    if candidates is not None and candidates.shape != (len(parts[0]), num_classes):
-        raise InputError(f"candidates of {str(path)!r} must be [{len(parts[0])}, {num_classes}]")
-    if candidates is not None and not candidates.any(1).all():
-        raise InputError(f"{str(path)!r} has empty candidate sets: give every sample at least one label")
-    return Dataset(path.stem, *parts, num_classes, *_statistics(parts[0]), candidates, dominant)
 
 
 # ------------------------------------------------------------------ corruption (paper, Section 3.1)

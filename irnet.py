@@ -1,7 +1,8 @@
 """IRNet, the paper's contribution and nothing else (torch only: copy this file alone).
 
 Noisy sample detection (Eqs. 4, 10-12), label correction, the correction epoch e0 (Algorithm 1), the
-diagnostics of Figs. 2, 3 and 5 (Eqs. 5-9), the bounds of Theorems 1 and 2, and `IRNet`, the plug-in.
+diagnostics of Figs. 2, 3 and 5 (Eqs. 5-9), the bounds of Theorems 1 and 2, and `IRNet`, the plug-in. Beyond the
+paper: `estimate_noise`, the noise rate of one's data without a true label.
 
 Notation: f = probs [B, C], S = candidates bool [B, C], y = labels [B] (hidden truth, for reporting only).
 """
@@ -211,6 +212,48 @@ class IRNet:
         self.epoch.load_state_dict(state["epoch"])
         for name in ("candidates", "corrected_at", "corrected_to"):
             getattr(self, name).copy_(state[name])  # in place: others hold the same tensors
+
+
+# ------------------------------------------------------------------ the noise rate, without any true label
+
+
+@torch.no_grad()
+def estimate_noise(
+    logits: Tensor, candidates: Tensor, resamples: int = 200
+) -> tuple[float, float, tuple[float, float]]:
+    """eta = P(y not in S) from logits [N, C] of samples that were not trained on -> (eta, temperature T, (low,
+    high)), the last a 95 % bootstrap interval. eta and T maximise the likelihood of the candidate sets; nan where
+    all sets are full.
+
+    Section 3.1 makes a clean S out of y with probability g = q^(|S|-1) (1-q)^(C-|S|). A noisy S was S - {j} + {y},
+    for one of the |S| labels j in it, each again with probability g, and j was drawn from C - |S| labels: together
+    g |S|/(C-|S|). So q cancels, and with f = softmax(logits / T) for P(y | x)
+        P(S | x) / g = (1 - eta) sum_{j in S} f_j + eta |S|/(C-|S|) sum_{j not in S} f_j
+    A full set stays clean, whatever eta is, and says nothing.
+    """
+    size, classes = candidates.sum(1), candidates.shape[1]
+    tells = (size > 0) & (size < classes)
+    z, inside = logits[tells].double().cpu(), candidates[tells].cpu()
+    if not len(z):
+        return math.nan, math.nan, (math.nan, math.nan)
+    size = inside.sum(1)
+    etas = torch.linspace(0, 0.99, 199, dtype=z.dtype)[:, None]
+    temperatures = 2 ** torch.linspace(-4, 3, 85, dtype=z.dtype)
+    draws = torch.randint(len(z), (resamples, len(z)), generator=torch.Generator().manual_seed(0))
+    draws = torch.zeros(resamples, len(z), dtype=z.dtype).scatter_add_(
+        1, draws, torch.ones_like(draws, dtype=z.dtype)
+    )
+    counts = torch.cat([torch.ones(1, len(z), dtype=z.dtype), draws])  # the data themselves, then their resamples
+    found = []
+    for temperature in temperatures:
+        f = (z / temperature).softmax(1)
+        clean, noisy = (f * inside).sum(1), (f * ~inside).sum(1) * size / (classes - size)  # [N]
+        log_likelihood = torch.lerp(clean, noisy, etas).clamp_min(1e-300).log()  # [etas, N]
+        found.append(counts @ log_likelihood.T)  # [1 + resamples, etas]
+    best = torch.cat(found, 1).argmax(1)
+    eta, T = etas[best % len(etas), 0], temperatures[best[0] // len(etas)]
+    low, high = eta[1:].quantile(torch.tensor([0.025, 0.975], dtype=z.dtype)).tolist()
+    return float(eta[0]), float(T), (low, high)
 
 
 # ------------------------------------------------------------------ diagnostics (need the hidden truth)

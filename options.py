@@ -15,6 +15,7 @@ import torch
 import baselines
 import models
 import parallel
+import votes
 from data import InputError
 
 # ------------------------------------------------------------------ presets
@@ -60,6 +61,7 @@ PRESETS = {
     "cifar10": RELEASED,
     "cifar100": RELEASED,
 }
+OWN = dict(min_votes=1, reliability=0.8, classes=None, feature_noise=0.1)  # of one's own data alone (all O)
 # tau_epsilon of Eqs. 10-11 where f is PiCO's prototype softmax: {q: (eta=0.1, 0.2, 0.3)} (C). The nearest row and
 # column serve other q and eta. Classifier softmax reaches +-1 instead of +-0.4 and has a value of its own (O).
 TAU = {
@@ -106,8 +108,8 @@ def parser() -> argparse.ArgumentParser:
         "--dataset",
         default="digits",
         metavar="NAME",
-        help="digits (embedded), kmnist, fashion, cifar10, cifar100, or an .npz file or a folder of .npy files "
-        "with x_train, y_train, x_test, y_test and candidates or annotators (default digits)",
+        help="digits (embedded), kmnist, fashion, cifar10, cifar100; or one's own: a .csv beside its images, an "
+        ".npz, or a folder of .npy files, see the README (default digits)",
     )
     g.add_argument(
         "--data", default="data", metavar="DIR", help="where torchvision's files are or go (default data)"
@@ -129,7 +131,39 @@ def parser() -> argparse.ArgumentParser:
         choices=["device", "host"],
         help="where the images live; host: copied batch by batch, for data larger than the device (default device)",
     )
-    g.add_argument("--image-size", type=int, metavar="N", help="resize the images to N x N; 0 leaves them")
+    g.add_argument(
+        "--size",
+        "--image-size",
+        dest="image_size",
+        type=int,
+        metavar="N",
+        help="resize the images to N x N; 0 leaves them (default below; of a .csv 32)",
+    )
+    g = p.add_argument_group("one's own data")
+    g.add_argument(
+        "--min-votes",
+        type=int,
+        metavar="K",
+        help="a label is a candidate from K votes on (default 1); where none "
+        "has so many, the most frequent ones are",
+    )
+    g.add_argument(
+        "--reliability",
+        type=float,
+        metavar="R",
+        help="without a test set, score on samples whose most frequent "
+        "label has at least this share of the votes, at most a fifth of all (default 0.8)",
+    )
+    g.add_argument(
+        "--classes", nargs="+", metavar="NAME", help="the names of all classes (default: the labels in the data)"
+    )
+    g.add_argument(
+        "--feature-noise",
+        type=float,
+        metavar="X",
+        help="Gaussian noise on features in place of augmentation, in "
+        "their standard deviations; twice as much in a strong view (default 0.1)",
+    )
     g = p.add_argument_group("method")
     g.add_argument("--base", default="pico", metavar="NAME", help=f"{', '.join(baselines.METHODS)} (default pico)")
     g.add_argument("--no-irnet", action="store_true", help="the base alone: e0 is looked for, nothing is corrected")
@@ -269,8 +303,14 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
         word = unknown[0].split("=")[0]
         p.error(nearest("option", word, list(p._option_string_actions), listed=False))
     own = c.dataset not in PRESETS
-    if own and not c.dataset.endswith(".npz") and not Path(c.dataset).is_dir():
-        raise InputError(nearest("--dataset", c.dataset, [*PRESETS, "file.npz", "folder"]))
+    table = c.dataset.lower().endswith(".csv")
+    if own and not table and not c.dataset.endswith(".npz") and not Path(c.dataset).is_dir():
+        raise InputError(nearest("--dataset", c.dataset, [*PRESETS, "file.csv", "file.npz", "folder"]))
+    for name, value in OWN.items():
+        if getattr(c, name) is None:
+            setattr(c, name, value)
+        elif not own:
+            raise InputError(f"--{name.replace('_', '-')}: only with one's own data, not --dataset {c.dataset}")
     if c.base not in baselines.METHODS:
         raise InputError(nearest("--base", c.base, list(baselines.METHODS)))
     if c.base in baselines.WITHOUT_IRNET and not c.no_irnet:
@@ -281,8 +321,12 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
     if c.beta is not None and c.base != "lwc":
         raise InputError(f"--beta: only with --base lwc, not {c.base}")
     c.beta = 1.0 if c.beta is None else c.beta
-    preset = PRESETS.get(c.dataset, RELEASED | dict(image_size=0))
-    if c.arch in ("cnn", "mlp"):
+    preset = PRESETS.get(c.dataset, SMALL)
+    if own:
+        preset = (RELEASED if c.arch == "resnet18" else SMALL) | dict(image_size=32 if table else 0)
+        if not table and votes.has_features(Path(c.dataset)):
+            preset = preset | dict(arch="mlp")
+    elif c.arch in ("cnn", "mlp"):
         preset = SMALL | {name: preset[name] for name in ("window", "threads")}
     elif c.arch == "resnet18" and c.dataset == "digits":
         preset = RELEASED | dict(epochs=preset["epochs"], image_size=0)
@@ -314,6 +358,14 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
         ("flip", 0 <= c.flip <= 1, "in [0, 1]"),
         ("window", c.window == 0 or c.window >= 2, "0 (epochs/10) or at least 2"),
         ("limit_train", c.limit_train is None or c.limit_train >= 2, "at least 2"),
+        ("min_votes", c.min_votes >= 1, "at least 1"),
+        ("reliability", 0 < c.reliability <= 1, "in (0, 1]"),
+        ("feature_noise", 0 <= c.feature_noise <= 10, "from 0 to 10"),
+        (
+            "classes",
+            c.classes is None or 2 <= len(set(c.classes)) == len(c.classes),
+            "at least two names, each once",
+        ),
         ("limit_test", c.limit_test is None or c.limit_test >= 1, "at least 1"),
         ("image_size", c.image_size == 0 or 8 <= c.image_size <= 1024, "0 (as they are) or from 8 to 1024"),
         ("seed", 0 <= c.seed < 2**63, "at least 0"),

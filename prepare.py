@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import augment
 import baselines
+import crowd
 import data
 import irnet
 import models
 import parallel
 from data import InputError
+from options import PRESETS
 
 
 class Setup:
@@ -25,9 +28,10 @@ class Setup:
         self.device = device = torch.device(c.device)
         if c.threads:
             torch.set_num_threads(c.threads)
-        self.dataset = d = dataset or parallel.one_first(
-            lambda: data.load(c.dataset, c.data, c.image_size or None, c.limit_train, c.limit_test)
-        )
+        self.dataset = d = dataset or parallel.one_first(lambda: load(c))
+        features = d.images.is_floating_point()
+        if features and c.arch != "mlp":
+            raise InputError(f"--arch {c.arch}: {c.dataset} has features, not images; use --arch mlp")
 
         if c.arch == "cnn" and d.images.shape[-1] < 8:
             raise InputError(f"--arch cnn: {c.dataset} has images below 8x8; use --arch mlp, or --image-size 8")
@@ -48,7 +52,7 @@ class Setup:
         self.on_host = c.data_device == "host"
         place = (lambda images: images) if self.on_host else (lambda images: images.to(device).contiguous())
         self.images, self.test_images = place(d.images), place(d.test_images)
-        self.labels, self.test_labels = d.labels.to(device), d.test_labels.to(device)
+        self.labels, self.test_labels = d.labels.clamp_min(0).to(device), d.test_labels.to(device)
         self.candidates = self.before.to(device, copy=True)  # edited in place by IRNet
 
         # Alg. 1: initialise f. torch's generator makes the weights; one on the device draws all the rest.
@@ -57,8 +61,11 @@ class Setup:
         momenta = dict(key_momentum=c.key_momentum, prototype_momentum=c.prototype_momentum)
         pico = dict(queue_size=c.queue, **momenta) if c.base in baselines.PICO_FAMILY else None
         pair = c.base == "dividemix"
-        shape = (d.images.shape[1], d.images.shape[-1], d.num_classes, d.mean, d.std)
-        self.network = models.build(c.arch, *shape, pico, pair).to(device)
+        self.shape = dict(
+            arch=c.arch, channels=d.images.shape[1], size=d.images.shape[-1], num_classes=d.num_classes
+        )
+        self.shape |= dict(mean=d.mean, std=d.std, pair=pair)
+        self.network = models.build(**self.shape, pico=pico).to(device)
         self.base = baselines.METHODS[c.base](self.candidates, **base_options(c, self, seeded))
         e0 = dict(rule=c.e0_rule, window=c.window, e0=None if c.e0 == "auto" else int(c.e0))
         after = dict(swap=c.swap, weights_after=c.weights_after)
@@ -76,6 +83,8 @@ class Setup:
                 raise InputError("--base dividemix: its two networks train in one process only")
             self.network = parallel.Spread(self.network)
         self.augment = dict(crop=c.crop, flip=c.flip)
+        # features have no crops: their views are the features with Gaussian noise
+        self.noise = c.feature_noise * torch.tensor(d.std, device=device).view(1, -1, 1, 1) if features else None
 
     def autocast(self):
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
@@ -95,8 +104,15 @@ class Setup:
         if ahead is not None:
             yield ahead
 
+    def plain(self, x: Tensor) -> Tensor:
+        """What the network takes, without augmentation: images in [0, 1], features as they are."""
+        return x if self.noise is not None else x.float() / 255
+
     def view(self, kind: str, x: Tensor) -> Tensor:
-        """A weak (w) or strong (s) view of uint8 images [B, ch, H, W], in [0, 1]."""
+        """A weak (w) or strong (s) view of uint8 images [B, ch, H, W], in [0, 1], or of features [B, D, 1, 1]."""
+        if self.noise is not None:
+            drawn = torch.randn(x.shape, generator=self.generator, device=x.device)
+            return torch.addcmul(x, drawn, self.noise, value={"w": 1, "s": 2}[kind])
         return {"w": data.weak, "s": data.strong}[kind](x, self.generator, **self.augment)
 
     def state_dict(self) -> dict:
@@ -115,13 +131,24 @@ class Setup:
         torch.set_rng_state(state["torch_generator"].cpu())
 
 
+def load(c: argparse.Namespace) -> data.Dataset:
+    if c.dataset in PRESETS:
+        return data.load(c.dataset, c.data, c.image_size or None, c.limit_train, c.limit_test)
+    d = crowd.load(Path(c.dataset), c.image_size, c.min_votes, c.reliability, c.classes)
+    return data.cut(d, None, c.limit_train, c.limit_test)
+
+
 def candidate_sets(c: argparse.Namespace, d: data.Dataset, generator: torch.Generator) -> Tensor:
     if d.candidates is not None:
         if c.q is not None or c.eta is not None:
             raise InputError(f"--q, --eta: {c.dataset} has candidate sets of its own; leave both out")
         return d.candidates
     if c.q is None:
-        raise InputError(f"{c.dataset} has neither candidates nor annotators: give --q and --eta to make some")
+        raise InputError(
+            f"{c.dataset} has no candidates, annotators or votes: add them, or make some by --q and --eta"
+        )
+    if not d.truth_known:
+        raise InputError(f"--q, --eta: sets are made from the truth, which {c.dataset} does not have (y_train)")
     candidates = data.corrupt(d.labels, d.num_classes, c.q, c.eta, generator)
     if c.eta > 0 and candidates.all():
         raise InputError(f"--q {c.q:g} fills every candidate set, so that none can be noisy: lower it, or --eta 0")
@@ -136,7 +163,9 @@ def base_options(c: argparse.Namespace, s: Setup, seeded: torch.Generator) -> di
         more = {"pico+": dict(generator=s.generator, queue_size=c.queue, start=start), "alim": dict(eta=c.eta)}
         return pico | more.get(c.base, {})
     if c.base in ("supervised", "dividemix"):
-        chosen = s.dataset.dominant if s.dataset.dominant is not None else baselines.one_candidate(s.before, seeded)
+        chosen = (
+            s.dataset.votes.argmax(1) if s.dataset.votes is not None else baselines.one_candidate(s.before, seeded)
+        )
         labels = dict(labels=chosen.to(s.device))
         return labels | (dict(generator=s.generator, epochs=c.epochs) if c.base == "dividemix" else {})
     forms = dict.fromkeys(("mae", "mse", "sce"), dict(form=c.form))

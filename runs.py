@@ -1,8 +1,9 @@
 """The run's folder: configuration, rows, checkpoints, lock, resume. Whatever happens, no finished epoch is lost.
 
 runs/<name>/ holds config.json, metrics.jsonl (a row an epoch), checkpoint.pt (the state after the last finished
-epoch, the final model in the end), previous.pt (the one before it), and, when the run is done, summary.json and
-candidates.npz. A checkpoint ends with a digest of all its bytes; `torch.load` reads it as it is.
+epoch, the final model in the end), previous.pt (the one before it), and, when the run is done, summary.json,
+candidates.npz, labels.csv and model.pt (the classifier alone). A checkpoint ends with a digest of all its bytes;
+`torch.load` reads it as it is.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ except ImportError:  # Windows: no lock
     fcntl = None
 
 FILES = "checkpoint.pt previous.pt summary.json candidates.npz metrics.jsonl config.json".split()
+FILES += ["labels.csv", "review.html", "model.pt"]
 DIGEST = 32  # bytes at the end of a checkpoint
 
 
@@ -119,7 +121,7 @@ class Run:
         found = [folder for folder in found if any((folder / name).exists() for name in needed)]
         if not found:
             raise InputError(f"--resume: there is no run in {self.folder}: start it without --resume")
-        return max(found, key=lambda f: (self._config(f) == config, f.stat().st_mtime))
+        return max(found, key=lambda f: (self._differs(self._config(f) or {}, config) is None, f.stat().st_mtime))
 
     @staticmethod
     def _config(folder: Path) -> dict | None:
@@ -138,16 +140,19 @@ class Run:
                                  "replace it, or name another folder")  # fmt: skip
             self.folder, number = folder.with_name(f"{folder.name}-{number}"), number + 1
 
+    @staticmethod
+    def _differs(had: dict, config: dict) -> str | None:
+        """The first option that is not as it was."""
+        return next((key for key, value in config.items() if had.get(key) != value), None)
+
     def _same(self, had: dict, config: dict) -> None:
-        for key, value in config.items():
-            if had.get(key) != value:
-                why = "give the same to resume"
-                if key == "epochs":
-                    why = (
-                        "the learning rate, phi and the window of e0 are laid out over all epochs: start a new run"
-                    )
-                option = f"--{key.replace('_', '-')} {value}"
-                raise InputError(f"{option}: the run in {self.folder} has {had.get(key)}; {why}")
+        key = self._differs(had, config)
+        if key:
+            why = "give the same to resume"
+            if key == "epochs":
+                why = "the learning rate, phi and the window of e0 are laid out over all epochs: start a new run"
+            option = f"--{key.replace('_', '-')} {config[key]}"
+            raise InputError(f"{option}: the run in {self.folder} has {had.get(key)}; {why}")
 
     def _newest(self) -> dict | None:
         """The last checkpoint that is whole. Damaged ones are put aside when the run goes on (`begin`), so that
@@ -170,7 +175,8 @@ class Run:
         return None
 
     def begin(self, config: dict, rows: list[dict]) -> None:
-        """Everything is loaded: the folder becomes this run's. Rows that no checkpoint knows are repeated."""
+        """Everything is loaded: the folder becomes this run's. `config` is what `look` had, and what is known
+        by now. Rows that no checkpoint knows are repeated."""
         try:
             while True:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -298,16 +304,20 @@ class Run:
         np.savez_compressed(buffer, **arrays)
         self._write(name, buffer.getbuffer())
 
-    def finish(self, summary: dict, **candidates: np.ndarray) -> None:
+    def finish(self, summary: dict, labels: bytes, classifier: dict, **candidates: np.ndarray) -> None:
         self._write_arrays("candidates.npz", candidates)
-        self._write("summary.json", (json.dumps(_plain(summary), indent=2) + "\n").encode())
+        self._write("labels.csv", labels)
+        buffer = io.BytesIO()
+        torch.save(classifier, buffer)
+        self._write("model.pt", buffer.getbuffer())
+        self._write("summary.json", (json.dumps(plain(summary), indent=2) + "\n").encode())
 
 
 def _line(row: dict) -> str:
-    return json.dumps(_plain(row)) + "\n"
+    return json.dumps(plain(row)) + "\n"
 
 
-def _plain(row: dict) -> dict:
+def plain(row: dict) -> dict:
     """JSON has no nan: null."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
 

@@ -30,6 +30,13 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes < 48 * 60 else f"{minutes / 1440:.1f} days"
 
 
+def estimated(found: dict | None) -> str:
+    if not found or found["eta"] is None:
+        return "none"
+    eta, low, high = (100 * found[key] for key in ("eta", "low", "high"))
+    return f"{eta:.1f} % (95 % interval {low:.1f} to {high:.1f})"
+
+
 class Screen:
     """One aligned row an epoch; inside a long epoch a bar with the time left (elsewhere a line a minute)."""
 
@@ -82,14 +89,18 @@ class Screen:
             f"{p(row['bayes_error'])} {row['corrections']:6d} {p(row['correction_precision'])} "
             f"{row['images_per_second']:6.0f}" + (self.mark if row["e0"] == row["epoch"] else "")
         )
+        if "noise_estimate" in row:
+            self.say(f"      noise estimate {estimated(row['noise_estimate'])}, from the held-out part")
         self.shown = time.monotonic()
 
     def opening(self, c, s, folder: Path, done: int) -> None:
         """What is about to happen."""
         d, n = s.dataset, len(s.images)
         size, colour = d.images.shape[-1], "colour" if d.images.shape[1] == 3 else "grey"
-        missing = 100 * irnet.noise_level(s.before, d.labels)
-        asked = f" (asked for {100 * c.eta:g} %)" if c.eta is not None else ""
+        missing = "from how many the truth is missing is not known"
+        if d.truth_known:
+            asked = f" (asked for {100 * c.eta:g} %)" if c.eta is not None else ""
+            missing = f"the truth is missing from {100 * irnet.noise_level(s.before, d.labels):.2f} %{asked}"
         sets = s.before.sum(1).float().mean()
         encoders = "two encoders" if c.base in (*baselines.PICO_FAMILY, "dividemix") else "one encoder"
         million = models.parameter_count(s.network) / 1e6
@@ -103,9 +114,12 @@ class Screen:
         what = "nothing is corrected" if c.no_irnet else f"tau {c.tau:g}, extra views {c.views}"
         base = baselines.title(c.base)
         self.say(f"{base} {'alone' if c.no_irnet else 'with IRNet'} on {d.name}, seed {c.seed}")
-        self.say(f"  data     {n:,} training and {len(s.test_images):,} test images, {size}x{size} {colour}, "
-                 f"{d.num_classes} classes")  # fmt: skip
-        self.say(f"  labels   {sets:.2f} candidates a sample; the truth is missing from {missing:.2f} %{asked}")
+        kind = (
+            f"samples of {d.images.shape[1]} features" if s.noise is not None else f"images, {size}x{size} {colour}"
+        )
+        tests = "test" if d.scored is None else "set-aside (the annotators agree on them most)"
+        self.say(f"  data     {n:,} training and {len(s.test_images):,} {tests} {kind}, {d.num_classes} classes")
+        self.say(f"  labels   {sets:.2f} candidates a sample; {missing}")
         self.say(f"  network  {c.arch}, {encoders}, {million:.2f} M parameters, on {c.device}{threads}{precision}")
         self.say(f"  plan     {c.epochs} epochs of {self.steps} steps of {c.batch_size}; {what}")
         self.say(f"  e0       {rule}; the curve is from {curve}")
@@ -125,12 +139,17 @@ class Screen:
         p = {key: 100 * value for key, value in summary.items() if isinstance(value, float)}
         self.say()
         self.say(f"test accuracy  last {p['last']:.2f} %, best {p['best']:.2f} %, gap {p['gap']:.2f} points")
-        self.say(f"train accuracy {p['transductive']:.2f} % (over all classes, against the hidden truth)")
+        known, moved = not math.isnan(p["noise_before"]), summary["corrections"]
+        if known:
+            self.say(f"train accuracy {p['transductive']:.2f} % (over all classes, against the hidden truth)")
+        level = f"{p['noise_before']:.2f} %" if known else "not known"
         if c.no_irnet:
-            self.say(f"noise level    {p['noise_before']:.2f} %, as it was")
+            self.say(f"noise level    {level}, as it was")
         else:
-            fixed = f"; {summary['corrections']:,} labels moved in" if summary["corrections"] else "; nothing moved"
-            fixed += f", {p['correction_precision']:.1f} % of them right" if summary["corrections"] else ""
+            level += f" -> {p['noise_after']:.2f} %" if known else ""
+            fixed = f"{moved:,} labels moved in" if moved else "nothing moved"
+            fixed += f", {p['correction_precision']:.1f} % of them right" if moved and known else ""
             found = f"e0 = {summary['e0']}" if summary["e0"] else "e0 was not found"
-            self.say(f"noise level    {p['noise_before']:.2f} % -> {p['noise_after']:.2f} %; {found}{fixed}")
+            self.say(f"noise level    {level}; {found}; {fixed}")
+        self.say(f"noise estimate {estimated(summary['noise_estimate'])}, without any true label")
         self.say(f"files          {folder}, in {duration(summary['seconds'])}")

@@ -8,6 +8,7 @@ python train.py --dataset cifar100 --q 0.05 --eta 0.3 --base proden --no-irnet
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import statistics
@@ -19,24 +20,28 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+import crowd
 import irnet
 import models
 import parallel
 from data import InputError
 from options import PRESETS, configure
 from prepare import Setup
-from runs import Interrupt, Run, WriteError
+from runs import Interrupt, Run, WriteError, plain
 from screen import Screen
+
+# what of a row only the hidden truth tells
+NEED_TRUTH = ("phi_c", "phi_n", "bayes_error", "correction_precision", "transductive", "noise_level")
 
 # ------------------------------------------------------------------ evaluation
 
 
 @torch.no_grad()
 def evaluate(s: Setup, function: Callable, images: Tensor) -> Tensor:
-    """function(images in [0, 1]) batch by batch, in evaluation mode, without augmentation; stays on the device."""
+    """function(plain images or features) batch by batch, in evaluation mode; stays on the device."""
     s.network.eval()
     with s.autocast():
-        found = [function(part.to(s.device).float() / 255) for part in images.split(500)]
+        found = [function(s.plain(part.to(s.device))) for part in images.split(500)]
     s.network.train()
     return torch.cat(found)
 
@@ -57,15 +62,30 @@ def test_features(s: Setup) -> Tensor:
     return evaluate(s, lambda x: encoder.features(x).float(), s.test_images)
 
 
+def final_probabilities(s: Setup, x: Tensor) -> Tensor:
+    """[B, 2, C]: the classifier's, and the f of Eq. 4."""
+    return torch.stack([s.network(x).float().softmax(1), s.base.probabilities(s.network, x)], 1)
+
+
 def accuracy(s: Setup, images: Tensor, labels: Tensor) -> float:
     return float((predict(s, images) == labels).float().mean())
 
 
-def validation_score(s: Setup) -> float:
+def held_out_logits(s: Setup) -> Tensor:
+    """[M, C] of the part that is not trained on until e0."""
+    return evaluate(s, lambda x: s.network(x).float(), s.images[s.held_out.to(s.images.device)])
+
+
+def validation_score(s: Setup, logits: Tensor) -> float:
     """How often the prediction on the held-out part is a candidate: no true label is read. It rises and falls with
     accuracy, since a wrong prediction is a candidate only with probability q."""
-    guess = predict(s, s.images[s.held_out.to(s.images.device)])
-    return float(s.candidates[s.held_out].gather(1, guess[:, None]).float().mean())
+    return float(s.candidates[s.held_out].gather(1, logits.argmax(1, keepdim=True)).float().mean())
+
+
+def noise_estimate(s: Setup, logits: Tensor) -> dict:
+    """The noise rate from the held-out part, without any true label."""
+    eta, temperature, (low, high) = irnet.estimate_noise(logits, s.candidates[s.held_out])
+    return plain(dict(eta=eta, low=low, high=high, temperature=temperature))
 
 
 # ------------------------------------------------------------------ Algorithm 1
@@ -167,7 +187,9 @@ def train(c: argparse.Namespace) -> int:
             s.load_state_dict(state)
         if not parallel.same_everywhere(s.candidates):
             raise InputError(f"--dataset {c.dataset}: the ranks do not see the same data")
-        parallel.from_first(lambda: run.begin(config, rows))
+        names = s.dataset.classes or [str(k) for k in range(s.dataset.num_classes)]
+        more = dict(network=s.shape, class_names=names, features=s.noise is not None)
+        parallel.from_first(lambda: run.begin(config | more, rows))
         screen = Screen(c.epochs, len(s.pool) // c.batch_size, corrects=not c.no_irnet)
         screen.opening(c, s, run.folder, len(rows))
         interrupt = Interrupt()
@@ -201,8 +223,12 @@ def epochs(
 
         # Alg. 1: evaluate f, save the result in res[e], check the convergence condition.
         row["test"] = accuracy(s, s.test_images, s.test_labels)
-        row["val"] = row["test"] if c.val == "test" else validation_score(s)
-        s.refine.end_epoch(row["val"])
+        held_out = held_out_logits(s) if len(s.held_out) else None
+        row["val"] = row["test"] if held_out is None else validation_score(s, held_out)
+        unseen = not s.refine.started  # the held-out part, so far
+        found = s.refine.end_epoch(row["val"])
+        if held_out is not None and unseen and (found or epoch == c.epochs):
+            row["noise_estimate"] = noise_estimate(s, held_out)
 
         look = epoch % c.transductive_every == 0 or epoch == c.epochs
         row["transductive"] = accuracy(s, s.images, s.labels) if look else math.nan  # over all classes
@@ -210,6 +236,8 @@ def epochs(
         row["set_size"] = float(s.candidates.sum(1).float().mean())
         row["e0"] = s.refine.e0
         row["seconds"] = time.monotonic() - began
+        if not s.dataset.truth_known:
+            row |= dict.fromkeys(NEED_TRUTH, math.nan)
         rows.append(row)
         if not parallel.same_everywhere(s.candidates):
             say(f"error: the candidate sets of the ranks differ after epoch {epoch}", sys.stderr)
@@ -224,15 +252,23 @@ def epochs(
         screen.row(row)
 
     summary = summarise(c, s, rows)
+    both = functools.partial(final_probabilities, s)
+    p_f = evaluate(s, both, s.images)
+    if s.dataset.scored:
+        p_f = torch.cat([p_f, evaluate(s, both, s.test_images)])
     if parallel.first():
         run.finish(
             summary,
+            labels=crowd.labels(s, c, *p_f.unbind(1)),
+            classifier=crowd.classifier(s.network),
             before=s.before.numpy(),
             after=s.candidates.cpu().numpy(),
             corrected_at=s.refine.corrected_at.cpu().numpy(),
             label=s.refine.corrected_to.cpu().numpy(),
             truth=s.dataset.labels.numpy(),
         )
+        if c.dataset not in PRESETS:
+            crowd.write_review(run.folder, s.dataset, c.dataset)
     screen.closing(c, summary, run.folder)
     return 0
 
@@ -258,8 +294,9 @@ def summarise(c: argparse.Namespace, s: Setup, rows: list[dict]) -> dict:
         gap=best - last,
         val_selected=max(rows, key=lambda row: (row["val"], row["epoch"]))["test"],
         transductive=rows[-1]["transductive"],
-        noise_before=irnet.noise_level(s.before, s.dataset.labels),
+        noise_before=irnet.noise_level(s.before, s.dataset.labels) if s.dataset.truth_known else math.nan,
         noise_after=rows[-1]["noise_level"],
+        noise_estimate=next((row["noise_estimate"] for row in rows if "noise_estimate" in row), None),
         corrections=moved,
         correction_precision=right / moved if moved else math.nan,
         images_per_second=statistics.median(row["images_per_second"] for row in rows),

@@ -1,0 +1,303 @@
+"""One's own data: votes and candidate files in (read by votes.py), purified labels, their review and the model out.
+
+python train.py --dataset mine.csv              trains; leaves labels.csv, review.html and model.pt
+python crowd.py predict RUN FILES...            the model's labels for new images, or for an .npz, as CSV
+python crowd.py review RUN                      review.html again, or of a run on any other dataset
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import io
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torchvision.transforms.functional import resize, to_pil_image
+
+import data
+import irnet
+import models
+import review
+import votes
+from data import Dataset, InputError
+
+SIZE = 32  # of images from files, and of arrays of oblong ones
+FILES = ("labels.csv", "review.html", "model.pt")  # that a run leaves for its user
+COLUMNS = "given after predicted probability margin flagged corrected_at added agreement truth split".split()
+
+# ------------------------------------------------------------------ in
+
+
+def load(
+    path: Path, size: int = 0, min_votes: int = 1, reliability: float = 0.8, classes: list[str] | None = None
+) -> Dataset:
+    """size: images are resized to size x size; 0 leaves square arrays as they are. min_votes: a label is a
+    candidate from so many votes on. reliability: without a test set, samples whose most frequent label has at
+    least this share of the votes are set aside for scoring, as the paper does on RAF-DB (Section 4.1). classes:
+    the names of all."""
+    if path.suffix.lower() == ".csv":
+        given = votes.table(path, size or SIZE, classes)
+    else:
+        given = votes.arrays(path, classes)
+    candidates = given.candidates
+    if given.votes is not None:
+        # where no label has so many votes, the most frequent ones stay
+        enough = given.votes.amax(1, keepdim=True).clamp_max(min_votes)
+        candidates = (given.votes >= enough) & (given.votes > 0)
+    elif min_votes > 1:
+        raise InputError(f"--min-votes {min_votes}: {str(path)!r} has no votes to count")
+    parts = (given.x, given.truth, given.x_test, given.y_test)
+    d = Dataset(path.stem, *parts, len(given.classes), (), (), candidates, given.votes, given.files, given.classes)
+    if given.x_test is None:
+        set_aside(d, path, reliability)
+    if d.images.is_floating_point():
+        std = d.images.std(0).flatten()
+        d.mean, d.std = tuple(d.images.mean(0).flatten().tolist()), tuple(torch.where(std > 0, std, 1.0).tolist())
+        return d
+    oblong = d.images.shape[-1] != d.images.shape[-2]
+    data.cut(d, size or (SIZE if oblong else None))
+    d.mean, d.std = data.statistics(d.images)
+    return d
+
+
+def agreement(d: Dataset) -> Tensor:
+    """The share [N] of the votes that the most frequent label has; of a set without votes, 1/|S|."""
+    counted = d.candidates if d.votes is None else d.votes
+    return counted.amax(1) / counted.sum(1)
+
+
+@dataclass
+class Scored:
+    """What labels.csv says of the samples set aside for scoring."""
+
+    candidates: Tensor
+    agreement: Tensor
+    labels: Tensor
+    files: list[str]
+
+
+def set_aside(d: Dataset, path: Path, reliability: float) -> None:
+    """Without a test set, the samples on which the annotators agree most score the network: at most a fifth, always
+    the same ones. Where their truth is not known, the most frequent label stands for it."""
+    if d.candidates is None:
+        raise InputError(f"{str(path)!r} has neither a test set nor candidates, annotators or votes")
+    share = agreement(d)
+    order = torch.randperm(len(share), generator=torch.Generator().manual_seed(0))  # among equals
+    order = order[share[order].argsort(descending=True, stable=True)][: len(share) // 5]
+    chosen = order[share[order] >= reliability].sort().values
+    if not len(chosen):
+        raise InputError(
+            f"--reliability {reliability:g}: no sample of {str(path)!r} has a label with that share of its votes, "
+            f"to score the network on (the highest is {float(share.max()):.2f}): lower it, or add a test set"
+        )
+    rest = torch.ones(len(share), dtype=torch.bool).index_fill_(0, chosen, False)
+    labels, counted = d.labels[chosen], d.candidates if d.votes is None else d.votes
+    d.scored = Scored(d.candidates[chosen], share[chosen], labels, votes.pick(d.files, chosen))
+    d.test_images, d.test_labels = (
+        d.images[chosen],
+        torch.where(labels < 0, counted[chosen].int().argmax(1), labels),
+    )
+    d.images, d.labels, d.candidates = d.images[rest], d.labels[rest], d.candidates[rest]
+    d.votes, d.files = None if d.votes is None else d.votes[rest], votes.pick(d.files, rest.argwhere()[:, 0])
+
+
+# ------------------------------------------------------------------ out
+
+
+def labels(s, c: argparse.Namespace, p: Tensor, f: Tensor) -> bytes:
+    """labels.csv, the most suspicious first: by the margin tau (Eq. 4) under the set that was given.
+
+    p, f [N, C]: the classifier's probabilities and the f of Eq. 4 on the plain images of the training samples, and
+    behind them of those that were set aside for scoring. flagged: tau <= -tau_epsilon (Eq. 10) under the set given.
+    """
+    d, device = s.dataset, p.device
+    given, after, truth = s.before.to(device), s.candidates, d.labels
+    share = (
+        agreement(d) if d.candidates is not None and d.votes is not None else torch.full((len(given),), torch.nan)
+    )
+    files = d.files or [str(i) for i in range(len(given))]
+    more = len(p) - len(given)
+    if more:
+        aside = d.scored
+        sets = aside.candidates[:more].to(device)
+        given, after, truth = (
+            torch.cat([given, sets]),
+            torch.cat([after, sets]),
+            torch.cat([truth, aside.labels[:more]]),
+        )
+        share = torch.cat(
+            [share, aside.agreement[:more] if d.votes is not None else torch.full((more,), torch.nan)]
+        )
+        files = files + aside.files[:more]
+    at, to = (torch.nn.functional.pad(t, (0, more)) for t in (s.refine.corrected_at, s.refine.corrected_to + 1))
+    tau = irnet.margin(f, given)
+    probability, predicted = p.max(1)
+    names = d.classes or [str(k) for k in range(d.num_classes)]
+    lists = [t.tolist() for t in (given, after, predicted, probability, tau, tau <= -c.tau, at, to, share, truth)]
+
+    def joined(row: list[bool]) -> str:
+        return "|".join(name for name, inside in zip(names, row, strict=True) if inside)
+
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["row" if all(map(str.isdecimal, files)) else "file", *COLUMNS])
+    for i in tau.argsort(stable=True).tolist():
+        S, new, guess, sure, margin, flagged, epoch, added, agreed, y = (column[i] for column in lists)
+        moved = [epoch, names[added - 1]] if epoch else ["", ""]
+        known = [f"{agreed:.3f}" if agreed == agreed else "", names[y] if y >= 0 else ""]
+        values = [joined(S), joined(new), names[guess], f"{sure:.4f}", f"{margin:.6f}", "yes" if flagged else "no"]
+        table.writerow([files[i], *values, *moved, *known, "train" if i < len(s.before) else "score"])
+    return text.getvalue().encode()
+
+
+def classifier(network) -> dict[str, Tensor]:
+    """The plain state_dict of what predicts: of PiCO's networks, the query encoder without its projection head."""
+    encoder = getattr(network, "query", network)
+    return {name: value.cpu() for name, value in encoder.state_dict().items() if not name.startswith("head.")}
+
+
+class Model:
+    """A finished run's classifier."""
+
+    def __init__(self, folder: Path):
+        try:
+            self.config = json.loads((folder / "config.json").read_text())
+            self.network = models.build(**self.config["network"])
+            self.network.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
+        except FileNotFoundError as error:
+            raise InputError(
+                f"{folder} has no {Path(error.filename).name}: is it the folder of a finished run?"
+            ) from None
+        except Exception as error:
+            why = votes.first_line(error)
+            raise InputError(f"cannot read the model in {folder}: {why}") from None
+        self.network.eval()
+        self.classes = self.config["class_names"]
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        """Probabilities [N, C] of uint8 images [N, 3 or 1, H, W] or features [N, D, 1, 1]."""
+        shape = self.config["network"]
+        if (
+            x.is_floating_point() != self.config["features"]
+            or self.config["features"]
+            and x.shape[1] != shape["channels"]
+        ):
+            wanted = f"features [N, {shape['channels']}]" if self.config["features"] else "images"
+            raise InputError(
+                f"the model takes {wanted}, not {list(x.shape[:2] if x.is_floating_point() else x.shape)}"
+            )
+        if x.is_floating_point():
+            return torch.cat([self.network(part).softmax(1) for part in x.split(500)])
+        if x.shape[1] != shape["channels"]:
+            luma = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
+            x = x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else (x * luma).sum(1, keepdim=True).round().byte()
+        side = [shape["size"]] * 2
+        parts = (
+            part if list(part.shape[2:]) == side else resize(part, side, antialias=True) for part in x.split(500)
+        )
+        return torch.cat([self.network(part.float() / 255).softmax(1) for part in parts])
+
+
+# ------------------------------------------------------------------ the command line
+
+
+def predict(folder: Path, files: list[Path], every: bool) -> str:
+    """CSV: file, label, probability; for an .npz a row a sample, FILE:ROW."""
+    model = Model(folder)
+    found: list[tuple[str, Tensor]] = []
+    for path in files:
+        if path.suffix.lower() == ".npz":
+            arrays = votes.read_arrays(path)
+            name = next((name for name in ("x", "x_test", "x_train") if name in arrays), None)
+            if name is None:
+                raise InputError(
+                    f"{str(path)!r} lacks x (or x_test or x_train); it has {', '.join(arrays) or 'nothing'}"
+                )
+            p = model(votes.as_input(arrays[name], f"{name} of {str(path)!r}"))
+            found += [(f"{path}:{i}", row) for i, row in enumerate(p)]
+            continue
+        try:
+            image = votes.decode(path, model.config["network"]["size"])
+        except Exception as error:
+            raise InputError(f"{path}: {votes.first_line(error)}") from None
+        found.append((str(path), model(image[None])[0]))
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["file", "label", "probability", *(model.classes if every else [])])
+    for name, p in found:
+        more = [f"{value:.4f}" for value in p.tolist()] if every else []
+        table.writerow([name, model.classes[int(p.argmax())], f"{float(p.max()):.4f}", *more])
+    return text.getvalue()
+
+
+def write_review(folder: Path, d: Dataset | None = None, path: str | None = None, root: str = "data") -> Path:
+    """review.html from labels.csv, the model and the data: the hundred most suspicious training samples."""
+    model = Model(folder)
+    c = model.config
+    path = path or c["dataset"]
+    if d is None and path in ("digits", *data.TORCHVISION):
+        d = data.load(path, root, c["image_size"] or None, c["limit_train"], c["limit_test"])
+    elif d is None:
+        d = load(Path(path), c["image_size"], c["min_votes"], c["reliability"], c["classes"])
+    try:
+        with (folder / "labels.csv").open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["split"] == "train"]
+    except FileNotFoundError:
+        raise InputError(f"{folder} has no labels.csv: is it the folder of a finished run?") from None
+    rows, total, flagged = rows[:100], len(rows), sum(row["flagged"] == "yes" for row in rows)
+    place = {name: i for i, name in enumerate(d.files or map(str, range(len(d.images))))}
+    key = next(iter(rows[0]))
+    missing = [row[key] for row in rows if row[key] not in place]
+    if missing:
+        raise InputError(f"{path} has no sample {missing[0]}: it is not what the run in {folder} was trained on")
+    chosen = d.images[[place[row[key]] for row in rows]]
+    for row, image, p in zip(rows, chosen, model(chosen), strict=True):
+        row["name"], row["image"] = row.pop(key), None
+        row["large"] = Path(path).suffix.lower() == ".csv"  # the file itself, not what the network sees of it
+        if not image.is_floating_point():
+            original = Path(path).parent / row["name"]
+            row["image"] = review.png(votes.thumbnail(original, 160) if row["large"] else to_pil_image(image))
+        row["likely"] = [(model.classes[k], float(p[k])) for k in p.argsort(descending=True)[:4].tolist()]
+    page = review.page(rows, model.classes, folder.resolve().name, total, flagged)
+    (folder / "review.html").write_text(page, encoding="utf-8")
+    return folder / "review.html"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="predict|review")
+    p = commands.add_parser("predict", help="labels of new images, or of an .npz, as CSV")
+    p.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
+    p.add_argument("files", type=Path, nargs="+", metavar="FILES", help="images; or .npz files with x (or x_test)")
+    p.add_argument("--probabilities", action="store_true", help="a column a class too")
+    p.add_argument("--out", type=Path, metavar="FILE", help="where the table goes (default: the terminal)")
+    p = commands.add_parser("review", help="a page with the hundred most suspicious samples")
+    p.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
+    p.add_argument("--dataset", metavar="PATH", help="the run's data, where they have been moved")
+    p.add_argument("--data", default="data", metavar="DIR", help="where torchvision's files are (default data)")
+    chosen = parser.parse_args(argv)
+    try:
+        if chosen.command == "review":
+            print(f"written to {write_review(chosen.run, None, chosen.dataset, chosen.data)}")
+        elif text := predict(chosen.run, chosen.files, chosen.probabilities):
+            if chosen.out:
+                chosen.out.write_text(text, encoding="utf-8")
+                print(f"{text.count(chr(10)) - 1:,} labels written to {chosen.out}")
+            else:
+                with contextlib.suppress(BrokenPipeError):
+                    sys.stdout.write(text)
+    except (InputError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,387 @@
+"""Reads one's own data: a CSV beside its images, an .npz, or a folder of .npy files. Every error names file and
+row, nothing in a file is ever run, and what a file says it unpacks to is looked at first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import os
+import sys
+import warnings
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from data import InputError
+
+MOST_PIXELS = 50_000_000  # of an image, by its header; more is a mistake or an attack
+MOST_CLASSES = 10_000
+
+
+@dataclass
+class Given:
+    """What a file holds, checked; a test set of its own or none."""
+
+    x: Tensor  # uint8 [N, ch, H, W], or features, float [N, D, 1, 1]
+    truth: Tensor  # int64 [N], -1 where unknown
+    files: list[str]
+    classes: list[str]
+    candidates: Tensor | None = None  # bool [N, C]
+    votes: Tensor | None = None  # int [N, C]
+    x_test: Tensor | None = None
+    y_test: Tensor | None = None
+
+
+# ------------------------------------------------------------------ a CSV beside its images
+
+
+@dataclass
+class Sample:
+    line: int
+    votes: dict[str, int] = field(default_factory=dict)  # by label
+    heard: set[tuple[str, str]] = field(default_factory=set)  # annotator and label: the same vote twice is one
+    truth: str = ""
+    split: str = ""
+
+
+def table(path: Path, size: int, classes: list[str] | None) -> Given:
+    """A row a vote (file, label, perhaps annotator) or a row a sample (file, candidates with | between the labels);
+    truth and split (train or test) are optional, other columns are passed over."""
+    samples, has_votes = _samples(path)
+    voted = {label for sample in samples.values() for label in sample.votes}
+    names = list(classes) if classes else _sorted_names(voted)
+    number = {name: k for k, name in enumerate(names)}
+    if not 2 <= len(names) <= MOST_CLASSES:
+        raise InputError(f"{str(path)!r} has {len(names)} classes: at least 2, at most {MOST_CLASSES:,}")
+    votes = torch.zeros(len(samples), len(names), dtype=torch.int32)
+    truth = torch.full((len(samples),), -1)
+    for i, sample in enumerate(samples.values()):
+        for label in (*sample.votes, *([sample.truth] if sample.truth else [])):
+            if label not in number:
+                known = "the names of --classes" if classes else "the labels that were given; --classes names more"
+                raise _bad(path, sample.line, f"{label!r} is not among {known}")
+        for label, count in sample.votes.items():
+            votes[i, number[label]] = count
+        truth[i] = number.get(sample.truth, -1)
+    files = list(samples)
+    folder = path.resolve().parent
+    places = [_inside(path, folder, name, sample.line) for name, sample in samples.items()]
+    images = _images(path, places, [sample.line for sample in samples.values()], size)
+
+    tests = torch.tensor([sample.split == "test" for sample in samples.values()])
+    given = Given(images, truth, files, names, None if has_votes else votes > 0, votes if has_votes else None)
+    if not tests.any():
+        return given
+    if tests.all():
+        raise InputError(f"{str(path)!r}: split is test in every row: there is nothing to train on")
+    test, rest = tests.nonzero()[:, 0], (~tests).nonzero()[:, 0]
+    label, second = truth[test], votes[test].topk(2, 1).values
+    for i in ((label < 0) & (second[:, 0] == second[:, 1])).nonzero()[:, 0].tolist():
+        line = samples[files[test[i]]].line
+        raise _bad(path, line, "a test sample needs its truth, or one label with more votes than the others")
+    given.x_test, given.y_test = images[test], torch.where(label < 0, votes[test].argmax(1), label)
+    given.x, given.truth, given.files = images[rest], truth[rest], pick(files, rest)
+    given.candidates = None if given.candidates is None else given.candidates[rest]
+    given.votes = None if given.votes is None else given.votes[rest]
+    return given
+
+
+def _samples(path: Path) -> tuple[dict[str, Sample], bool]:
+    """By file, in the order of the table; and whether its rows are votes."""
+    try:
+        content = path.read_bytes()
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _bad(path, content[: error.start].count(b"\n") + 1, "not UTF-8: save the table as UTF-8") from None
+    except OSError as error:
+        raise InputError(f"cannot read {str(path)!r}: {error.strerror}") from None
+    first = text.split("\n", 1)[0]
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
+    samples: dict[str, Sample] = {}
+    try:
+        head = [name.strip().lower() for name in next(rows, [])]
+        kinds = [name for name in ("label", "candidates") if name in head]
+        if "file" not in head or len(kinds) != 1 or len(set(head)) < len(head):
+            wanted = "file and label (a row a vote) or file and candidates (a row a sample), each once"
+            raise _bad(path, 1, f"the columns must be {wanted}, not {', '.join(head) or 'none'}")
+        for values in rows:
+            if values:  # else a blank line
+                _row(path, rows.line_num, head, values, kinds[0], samples)
+    except csv.Error as error:
+        raise _bad(path, rows.line_num, str(error)) from None
+    if not samples:
+        raise InputError(f"{str(path)!r} has no rows below its header")
+    return samples, kinds == ["label"]
+
+
+def _row(path: Path, line: int, head: list[str], values: list[str], kind: str, samples: dict[str, Sample]) -> None:
+    if len(values) != len(head):
+        raise _bad(path, line, f"{len(values)} values in a row, but {len(head)} columns")
+    row = {name: value.strip() for name, value in zip(head, values, strict=True)}
+    if not row["file"]:
+        raise _bad(path, line, "no file is named")
+    if kind == "candidates" and row["file"] in samples:
+        raise _bad(path, line, f"{row['file']} stands in line {samples[row['file']].line} too")
+    sample = samples.setdefault(row["file"], Sample(line))
+    labels = row[kind].split("|") if kind == "candidates" else [row[kind]]
+    for label in map(str.strip, labels):
+        if not label:
+            raise _bad(path, line, "an empty set" if labels == [""] and kind == "candidates" else "an empty label")
+        vote = (row.get("annotator", ""), label)
+        if kind == "candidates" or "annotator" in row and vote in sample.heard:
+            sample.votes.setdefault(label, 1)
+        else:
+            sample.votes[label] = sample.votes.get(label, 0) + 1
+        sample.heard.add(vote)
+    for name in ("truth", "split"):
+        value, before = row.get(name, ""), getattr(sample, name)
+        value = value.lower() if name == "split" else value
+        if value and before and value != before:
+            raise _bad(path, line, f"{name} {value!r}, but {before!r} in line {sample.line} of the same file")
+        setattr(sample, name, value or before)
+    if sample.split not in ("", "train", "test"):
+        raise _bad(path, line, f"split must be train or test, not {sample.split!r}")
+
+
+def pick(names: list[str], index: Tensor) -> list[str]:
+    return [names[i] for i in index.tolist()]
+
+
+def _bad(path: Path, line: int, why: str) -> InputError:
+    return InputError(f"{path}, line {line}: {why}")
+
+
+def _sorted_names(labels: set[str]) -> list[str]:
+    """Numbers by their value, names by the alphabet."""
+    numbers = all(label.isdecimal() for label in labels)
+    return sorted(labels, key=lambda label: (int(label) if numbers else 0, label))
+
+
+def _inside(path: Path, folder: Path, name: str, line: int) -> Path:
+    """The image's place; a table may not name what lies outside its folder."""
+    try:
+        place = (folder / name).resolve()
+        if not place.is_relative_to(folder):
+            raise _bad(path, line, f"{name} lies outside the table's folder")
+        if not place.is_file():
+            raise _bad(path, line, f"there is no image {name}")
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, links in a circle
+        raise (
+            error if isinstance(error, InputError) else _bad(path, line, f"{name!r} is no name of a file")
+        ) from None
+    return place
+
+
+def _images(path: Path, places: list[Path], lines: list[int], size: int) -> Tensor:
+    """uint8 [N, 3, size, size], or [N, 1, size, size] where all are grey."""
+    x = torch.empty(len(places), 3, size, size, dtype=torch.uint8)
+
+    def read(i: int) -> None:
+        try:
+            x[i] = decode(places[i], size)
+        except Exception as error:  # a damaged image fails in many ways
+            raise _bad(path, lines[i], f"{places[i].name}: {first_line(error)}") from None
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done, _ in enumerate(pool.map(read, range(len(places))), 1):
+            if sys.stderr.isatty() and (done % 100 == 0 or done == len(places)):
+                end = "\n" if done == len(places) else ""
+                print(f"\r\033[Kreading images: {done:,} of {len(places):,}", end=end, file=sys.stderr, flush=True)
+    grey = all(bool((part == part[:, :1]).all()) for part in x.split(1000))
+    return x[:, :1].contiguous() if grey else x
+
+
+def open_image(path: Path, side: int):
+    """An image of any size and mode, in RGB: turned as its camera says, on white where it is transparent. Of a
+    large JPEG, one at least `side` pixels wide and high."""
+    from PIL import Image, ImageOps  # torchvision brings it
+
+    warnings.filterwarnings(
+        "ignore", category=Image.DecompressionBombWarning
+    )  # refused here; still larger ones there
+    with Image.open(path) as image:
+        if image.width * image.height > MOST_PIXELS:
+            raise ValueError(f"{image.width} x {image.height} pixels are more than {MOST_PIXELS:,}")
+        image.draft(None, (2 * side, 2 * side))
+        image = ImageOps.exif_transpose(image)
+        if image.mode[0] in "IF":  # 16 bits or more a pixel, or fractions
+            deep = np.asarray(image, dtype=np.float64)
+            scale = 255 if image.mode == "F" and deep.max() <= 1 else 1 / 257 if deep.max() > 255 else 1
+            image = Image.fromarray(np.clip(deep * scale, 0, 255).round().astype(np.uint8))
+        elif "transparency" in image.info or image.mode[-1] in "Aa":
+            image = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        return image.convert("RGB")
+
+
+def decode(path: Path, size: int) -> Tensor:
+    """uint8 [3, size, size], squeezed to a square."""
+    image = open_image(path, size).resize((size, size), 2)  # bilinear, over all pixels
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def thumbnail(path: Path, side: int):
+    """An image of at most side x side, its shape kept."""
+    image = open_image(path, side)
+    image.thumbnail((side, side))
+    return image
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+# ------------------------------------------------------------------ arrays: an .npz, or a folder of .npy
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Nothing in them is ever run; the arrays of a folder stay on the disk until they are read (memory-mapped)."""
+    try:
+        if path.is_dir():
+            arrays = {f.stem: np.load(f, mmap_mode="c", allow_pickle=False) for f in path.glob("*.npy")}
+        else:
+            if zipfile.is_zipfile(path):
+                _fits_memory(path)
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {key: file[key] for key in file.files}
+    except Exception as error:  # a damaged file fails in many ways
+        why = first_line(error)
+        raise InputError(f"cannot read {str(path)!r} as plain arrays (.npz, or a folder of .npy): {why}") from None
+    return {name: value for name, value in arrays.items() if isinstance(value, np.ndarray)}
+
+
+def _fits_memory(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        need = sum(entry.file_size for entry in archive.infolist())
+    with contextlib.suppress(AttributeError, ValueError):  # where the system does not tell
+        if need > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+            raise MemoryError(
+                f"unpacked it has {need / 2**30:.0f} GiB, more than this machine; use a folder of .npy"
+            )
+
+
+def has_features(path: Path) -> bool:
+    """Whether x_train is a table of features rather than images, by its header alone."""
+    with contextlib.suppress(Exception):  # `load` says what is wrong
+        if path.is_dir():
+            return np.load(path / "x_train.npy", mmap_mode="r", allow_pickle=False).ndim == 2
+        with zipfile.ZipFile(path) as archive, archive.open("x_train.npy") as file:
+            header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
+            return len(header[np.lib.format.read_magic(file)[0]](file)[0]) == 2
+    return False
+
+
+def arrays(path: Path, classes: list[str] | None) -> Given:
+    """x_train, one of candidates, annotators and votes, and perhaps y_train, x_test with y_test, classes."""
+    found, where = read_arrays(path), f"of {str(path)!r}"
+    if "x_train" not in found or ("x_test" in found) != ("y_test" in found):
+        wanted = "x_train" if "x_train" not in found else "y_test" if "x_test" in found else "x_test"
+        raise InputError(f"{str(path)!r} lacks {wanted}; it has {', '.join(sorted(found)) or 'nothing'}")
+    x = as_input(found["x_train"], f"x_train {where}")
+    kind, sets = _sets(found, where, len(x))
+    labels = {}  # class numbers, by the array's name
+    for name, of in (("y_train", "x_train"), ("y_test", "x_test")):
+        if name in found:
+            labels[name] = _numbers(found[name], name, where, -1 if name == "y_train" else 0)
+            if labels[name].shape != (len(found[of]),):
+                raise InputError(f"{name} {where} must be {len(found[of])} class numbers, one a sample of {of}")
+    names = list(classes) if classes else _names(found.get("classes"), where)
+    columns = sets.shape[1] if kind in ("candidates", "votes") else 0
+    numbers = labels | ({"annotators": sets} if kind == "annotators" else {})
+    if names is None:
+        largest = max((int(a.max(initial=0)) + 1 for a in numbers.values()), default=0)
+        names = [str(k) for k in range(columns or max(2, largest))]
+    for name, a in numbers.items():
+        over = (a >= len(names)).reshape(len(a), -1).any(1)
+        if over.any():
+            raise InputError(f"{name} {where}, row {over.argmax()}: a label beyond the {len(names)} classes")
+    if columns and columns != len(names):
+        raise InputError(f"{kind} {where} must be [{len(x)}, {len(names)}], a column a class")
+    if columns == 1:
+        raise InputError(f"{kind} {where} must have at least two columns, a column a class")
+
+    truth = torch.from_numpy(labels.get("y_train", np.full(len(x), -1)))
+    given = Given(x, truth, [str(i) for i in range(len(x))], names)
+    if "x_test" in found:
+        given.x_test, given.y_test = (
+            as_input(found["x_test"], f"x_test {where}"),
+            torch.from_numpy(labels["y_test"]),
+        )
+        if given.x_test.shape[1:] != x.shape[1:] or given.x_test.dtype != x.dtype:
+            raise InputError(f"x_test {where} must be of the shape and type of x_train")
+    if kind == "annotators":
+        heard = F.one_hot(torch.from_numpy(sets) + 1, len(names) + 1).sum(1)  # [N, 1 + C], none first
+        given.votes = heard[:, 1:].int()
+    elif kind == "votes":
+        given.votes = torch.from_numpy(sets).int()
+    elif kind == "candidates":
+        given.candidates = torch.from_numpy(sets.astype(bool))
+    counted = given.candidates if given.votes is None else given.votes
+    if counted is not None and not counted.any(1).all():
+        row = int((~counted.any(1)).int().argmax())
+        raise InputError(f"{kind} {where}, row {row}: an empty set; give every sample at least one label")
+    return given
+
+
+def _sets(found: dict[str, np.ndarray], where: str, n: int) -> tuple[str | None, np.ndarray | None]:
+    """Which of the three kinds there is, and its array."""
+    kinds = [name for name in ("candidates", "annotators", "votes") if name in found]
+    if not kinds:
+        return None, None
+    if len(kinds) > 1:
+        raise InputError(f"{' and '.join(kinds)} {where}: keep one of them")
+    kind, sets = kinds[0], found[kinds[0]]
+    if sets.ndim != 2 or len(sets) != n or not sets.shape[1]:
+        columns = "A" if kind == "annotators" else "C"
+        raise InputError(f"{kind} {where} must be [{n}, {columns}], not {list(sets.shape)}")
+    if kind != "candidates":
+        return kind, _numbers(sets, kind, where, -1 if kind == "annotators" else 0)
+    if sets.dtype.kind not in "biuf" or not np.isin(sets, (0, 1)).all():
+        raise InputError(f"candidates {where} must be bool [N,C], not {sets.dtype}")
+    return kind, sets
+
+
+def as_input(x: np.ndarray, name: str) -> Tensor:
+    """Images u8 [N,H,W] or [N,H,W,3] as [N, ch, H, W]; features, floats [N, D], as [N, D, 1, 1]."""
+    if x.dtype.kind == "f" and x.ndim == 2 and min(x.shape) >= 1:
+        features = torch.from_numpy(np.asarray(x, dtype=np.float32))
+        wrong = ~features.isfinite().all(1)
+        if wrong.any():
+            raise InputError(f"{name}, row {int(wrong.int().argmax())}: a feature is not a finite number")
+        return features[:, :, None, None]
+    if x.dtype != np.uint8 or x.ndim not in (3, 4) or x.shape[3:] not in ((), (3,)) or min(x.shape) < 1:
+        shape = f"{x.dtype} {list(x.shape)}"
+        raise InputError(
+            f"{name} must be images, uint8 [N,H,W] or [N,H,W,3], or features, float [N,D], not {shape}"
+        )
+    images = torch.from_numpy(x)
+    return images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)
+
+
+def _numbers(a: np.ndarray, name: str, where: str, lowest: int) -> np.ndarray:
+    if a.dtype.kind not in "iu" or a.min(initial=0) < lowest or a.max(initial=0) >= 2**31:
+        allowed = "from 0 on" if lowest == 0 else "from 0 on, or -1 for none"
+        raise InputError(f"{name} {where} must be whole numbers {allowed}")
+    if name != "votes" and a.max(initial=0) >= MOST_CLASSES:
+        raise InputError(f"{name} {where} must be class numbers below {MOST_CLASSES:,}")
+    return a.astype(np.int64)
+
+
+def _names(classes: np.ndarray | None, where: str) -> list[str] | None:
+    if classes is None:
+        return None
+    if classes.ndim != 1 or classes.dtype.kind not in "Uiu" or not 2 <= len(set(classes.tolist())) == len(classes):
+        raise InputError(f"classes {where} must be the classes' names, each once, at least two")
+    if any("|" in str(name) for name in classes):
+        raise InputError(
+            f"classes {where}: a name may not have a | in it, which stands between the labels of a set"
+        )
+    return [str(name) for name in classes]
