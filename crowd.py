@@ -12,6 +12,7 @@ import contextlib
 import csv
 import io
 import json
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,10 +108,36 @@ def set_aside(d: Dataset, path: Path, reliability: float) -> None:
     d.votes, d.files = None if d.votes is None else d.votes[rest], votes.pick(d.files, rest.argwhere()[:, 0])
 
 
+# ------------------------------------------------------------------ caution
+
+
+@torch.no_grad()
+def safe_tau(logits: Tensor, f: Tensor, candidates: Tensor, eta: float, temperature: float, tau: float) -> float:
+    """The smallest tau_epsilon, from `tau` on, with which at least half of the labels moved in would be right; inf
+    where there is none. Real sets may have so little noise that most of what looks wrong is only difficult.
+
+    From the held-out part: its logits and f of Eq. 4 [M, C], its sets, and the noise rate and temperature estimated
+    on it. By the likelihood of irnet.estimate_noise, a label j outside S is the true one with probability
+        eta |S|/(C-|S|) f_j / ((1 - eta) sum_{i in S} f_i + eta |S|/(C-|S|) sum_{i not in S} f_i)
+    """
+    p, size = (logits / temperature).softmax(1), candidates.sum(1)
+    noisy = eta * size / (candidates.shape[1] - size).clamp_min(1)
+    total = (1 - eta) * (p * candidates).sum(1) + noisy * (p * ~candidates).sum(1)
+    _, label = irnet.detect([f], candidates, tau)
+    right = noisy * p.gather(1, label[:, None])[:, 0] / total.clamp_min(1e-12)
+    margin, order = irnet.margin(f, candidates).sort()  # the surest corrections first
+    mean = right[order].cumsum(0) / torch.arange(1, len(order) + 1, device=right.device)
+    good = (mean >= 0.5) & (margin <= -tau) & margin.isfinite()
+    if not good.any():
+        return math.inf
+    last = int(good.int().cumsum(0).argmax())  # with all those before it, still half of them right
+    return tau if last + 1 == len(margin) or margin[last + 1] > -tau else -float(margin[last])
+
+
 # ------------------------------------------------------------------ out
 
 
-def labels(s, c: argparse.Namespace, p: Tensor, f: Tensor) -> bytes:
+def labels(s, p: Tensor, f: Tensor) -> bytes:
     """labels.csv, the most suspicious first: by the margin tau (Eq. 4) under the set that was given.
 
     p, f [N, C]: the classifier's probabilities and the f of Eq. 4 on the plain images of the training samples, and
@@ -139,7 +166,9 @@ def labels(s, c: argparse.Namespace, p: Tensor, f: Tensor) -> bytes:
     tau = irnet.margin(f, given)
     probability, predicted = p.max(1)
     names = d.classes or [str(k) for k in range(d.num_classes)]
-    lists = [t.tolist() for t in (given, after, predicted, probability, tau, tau <= -c.tau, at, to, share, truth)]
+    lists = [
+        t.tolist() for t in (given, after, predicted, probability, tau, tau <= -s.refine.tau, at, to, share, truth)
+    ]
 
     def joined(row: list[bool]) -> str:
         return "|".join(name for name, inside in zip(names, row, strict=True) if inside)

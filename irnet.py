@@ -206,10 +206,11 @@ class IRNet:
 
     def state_dict(self) -> dict:
         names = ("candidates", "corrected_at", "corrected_to")
-        return {"epoch": self.epoch.state_dict()} | {name: getattr(self, name) for name in names}
+        return {"epoch": self.epoch.state_dict(), "tau": self.tau} | {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: dict) -> None:
         self.epoch.load_state_dict(state["epoch"])
+        self.tau = state["tau"]
         for name in ("candidates", "corrected_at", "corrected_to"):
             getattr(self, name).copy_(state[name])  # in place: others hold the same tensors
 

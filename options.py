@@ -167,7 +167,13 @@ def parser() -> argparse.ArgumentParser:
     g = p.add_argument_group("method")
     g.add_argument("--base", default="pico", metavar="NAME", help=f"{', '.join(baselines.METHODS)} (default pico)")
     g.add_argument("--no-irnet", action="store_true", help="the base alone: e0 is looked for, nothing is corrected")
-    g.add_argument("--tau", type=float, metavar="T", help="tau_epsilon of Eqs. 10-11 (default: the table below)")
+    g.add_argument(
+        "--tau",
+        type=float,
+        metavar="T",
+        help="tau_epsilon of Eqs. 10-11 (default: the table below; "
+        "on one's own data stricter where the noise estimate asks for it)",
+    )
     g.add_argument(
         "--views",
         default="w",
@@ -323,7 +329,10 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
     c.beta = 1.0 if c.beta is None else c.beta
     preset = PRESETS.get(c.dataset, SMALL)
     if own:
-        preset = (RELEASED if c.arch == "resnet18" else SMALL) | dict(image_size=32 if table else 0)
+        preset = (
+            RELEASED if c.arch == "resnet18" else SMALL | dict(window=10)
+        )  # a small held-out part: a rough curve
+        preset = preset | dict(image_size=32 if table else 0)
         if not table and votes.has_features(Path(c.dataset)):
             preset = preset | dict(arch="mlp")
     elif c.arch in ("cnn", "mlp"):
@@ -342,6 +351,7 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
         raise InputError("--q, --eta: give both, or neither where the file has candidate sets of its own")
     if c.f == "auto":
         c.f = "prototype" if c.base in baselines.PICO_FAMILY else "classifier"
+    c.careful = own and c.tau is None  # at e0 crowd.safe_tau may find that a stricter one is needed
     if c.tau is None:
         c.tau = default_tau(c)
     pico = c.base in baselines.PICO_FAMILY

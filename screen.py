@@ -91,6 +91,12 @@ class Screen:
         )
         if "noise_estimate" in row:
             self.say(f"      noise estimate {estimated(row['noise_estimate'])}, from the held-out part")
+        if row.get("tau") == math.inf:
+            self.say(
+                "      nothing is corrected: with so little noise, more labels moved in would be wrong than right"
+            )
+        elif "tau" in row:
+            self.say(f"      tau {row['tau']:.4g}: at least half of the labels moved in should be right")
         self.shown = time.monotonic()
 
     def opening(self, c, s, folder: Path, done: int) -> None:

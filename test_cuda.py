@@ -39,7 +39,7 @@ def setup(base: str, arch: str) -> train.Setup:
     """train.Setup with everything built on the fake device (modules cannot be moved there)."""
     channels, size = SHAPES[arch]
     s = train.Setup.__new__(train.Setup)
-    s.device, s.generator, s.bf16, s.augment, s.on_host = torch.device("cuda"), None, True, {}, False
+    s.device, s.generator, s.bf16, s.augment, s.on_host, s.noise = torch.device("cuda"), None, True, {}, False, None
     s.images = torch.zeros(N, channels, size, size, dtype=torch.uint8)
     s.labels = torch.zeros(N, dtype=torch.long)
     s.candidates = torch.ones(N, CLASSES, dtype=torch.bool)

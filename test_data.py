@@ -9,6 +9,7 @@ import torchvision.transforms.functional as TF
 from torchvision.transforms import RandomResizedCrop
 
 import augment as A
+import crowd
 import data
 import irnet
 
@@ -344,6 +345,6 @@ def test_kmnist_and_own_data_are_found():
     pixels = d.images.float() / 255
     assert pixels.mean().item() == pytest.approx(d.mean[0], abs=1e-3)
     assert pixels.std().item() == pytest.approx(d.std[0], abs=1e-3)
-    own = data.load(str(SHARED / "cifar10n_12k.npz"), limit_train=5000)
+    own = data.cut(crowd.load(SHARED / "cifar10n_12k.npz"), None, limit_train=5000)
     assert own.images.shape == (5000, 3, 32, 32) and own.candidates.shape == (5000, 10)
     assert 0.01 < irnet.noise_level(own.candidates, own.labels) < 0.03

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import crowd
 import data
 import train
 from conftest import Bomb
@@ -107,7 +108,7 @@ FILES = {  # what is wrong: the arrays that differ, and what the line names
     "two channels": (dict(x_train=np.stack([X, X], -1)), "x_train"),
     "no images": (dict(x_train=X[:0], y_train=Y[:0]), "x_train"),
     "test images of another size": (dict(x_test=np.zeros((20, 9, 9), np.uint8)), "x_test"),
-    "labels below 0": (dict(y_train=Y - 1), "y_train"),
+    "labels below -1": (dict(y_train=Y - 2), "y_train"),
     "labels that are floats": (dict(y_train=Y / 2), "y_train"),
     "labels far too large": (dict(y_test=Y * 10**9), "y_test"),
     "fewer labels than images": (dict(y_train=Y[:19]), "y_train"),
@@ -115,14 +116,14 @@ FILES = {  # what is wrong: the arrays that differ, and what the line names
     "an empty set": (dict(candidates=np.eye(4, dtype=bool)[Y] & (np.arange(20) != 7)[:, None]), "empty"),
     "sets of floats": (dict(candidates=np.full((20, 4), 0.5)), "candidates"),
     "sets of another size": (dict(candidates=np.ones((19, 4), bool)), "candidates"),
-    "sets with too few classes": (dict(candidates=np.ones((20, 3), bool)), "candidates"),
+    "sets with too few classes": (dict(candidates=np.ones((20, 3), bool)), "beyond the 3"),
     "sets in a row": (dict(candidates=np.ones(20, bool)), "candidates"),
     "annotators below 0": (dict(annotators=np.full((20, 3), -1)), "annotators"),
     "annotators that are floats": (dict(annotators=np.ones((20, 3))), "annotators"),
     "no annotators": (dict(annotators=np.ones((20, 0), int)), "annotators"),
     "sets of records": (dict(candidates=np.zeros((20, 4), [("a", int)])), "candidates"),
     "annotators in a row": (dict(annotators=Y), "annotators"),
-    "fewer annotators' rows": (dict(annotators=np.ones((5, 3), int)), "candidates"),
+    "fewer annotators' rows": (dict(annotators=np.ones((5, 3), int)), "annotators"),
     "objects": (dict(y_train=np.array([{}] * 20, dtype=object)), "bad.npz"),
     "neither sets nor --q": ({}, "--q"),
     "images too small for the CNN": (
@@ -164,7 +165,7 @@ def test_damaged_archives_get_one_line(capfd):
             content[moments.randrange(len(content))] = moments.randrange(256)
         Path("bad.npz").write_bytes(content)
         try:
-            data.load("bad.npz")
+            crowd.load(Path("bad.npz"))
         except data.InputError as error:
             refused += 1
             assert "bad.npz" in str(error) and "\n" not in str(error)

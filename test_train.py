@@ -92,12 +92,12 @@ def test_held_out_part_joins_after_e0(irnet, monkeypatch):
 
 def test_validation_score_reads_no_true_label():
     s = train.Setup(options.configure([*TOY, "--base", "cc"]))
-    score = train.validation_score(s)
+    score = train.validation_score(s, train.held_out_logits(s))
     guess = train.predict(s, s.images[s.held_out]).tolist()
     want = np.mean([s.candidates[i, g].item() for i, g in zip(s.held_out.tolist(), guess, strict=True)])
     assert score == pytest.approx(want)
     s.labels = None
-    assert train.validation_score(s) == score
+    assert train.validation_score(s, train.held_out_logits(s)) == score
 
 
 @pytest.mark.parametrize("base", list(losses.BASES))

@@ -73,7 +73,11 @@ def accuracy(s: Setup, images: Tensor, labels: Tensor) -> float:
 
 def held_out_logits(s: Setup) -> Tensor:
     """[M, C] of the part that is not trained on until e0."""
-    return evaluate(s, lambda x: s.network(x).float(), s.images[s.held_out.to(s.images.device)])
+    return evaluate(s, lambda x: s.network(x).float(), held_out_images(s))
+
+
+def held_out_images(s: Setup) -> Tensor:
+    return s.images[s.held_out.to(s.images.device)]
 
 
 def validation_score(s: Setup, logits: Tensor) -> float:
@@ -86,6 +90,14 @@ def noise_estimate(s: Setup, logits: Tensor) -> dict:
     """The noise rate from the held-out part, without any true label."""
     eta, temperature, (low, high) = irnet.estimate_noise(logits, s.candidates[s.held_out])
     return plain(dict(eta=eta, low=low, high=high, temperature=temperature))
+
+
+def careful_tau(s: Setup, c: argparse.Namespace, logits: Tensor, noise: dict) -> float:
+    """On one's own data: tau, or a stricter one where even the largest noise rate not ruled out asks for it."""
+    if noise["eta"] is None:
+        return c.tau
+    f = evaluate(s, lambda x: s.base.probabilities(s.network, x), held_out_images(s))
+    return crowd.safe_tau(logits, f, s.candidates[s.held_out], noise["high"], noise["temperature"], c.tau)
 
 
 # ------------------------------------------------------------------ Algorithm 1
@@ -128,7 +140,7 @@ def train_epoch(s: Setup, c: argparse.Namespace, epoch: int, screen: Screen, int
     for group in s.optimizer.param_groups:
         group["lr"] = cosine(c.lr, epoch, c.epochs)
     s.base.begin_epoch(epoch, lambda name: training_logits(s, name))
-    correcting = s.refine.started and not c.no_irnet  # Alg. 1's second loop
+    correcting = s.refine.started and not c.no_irnet and s.refine.tau < math.inf  # Alg. 1's second loop
     pool = torch.cat([s.pool, s.held_out]) if s.refine.started else s.pool  # after e0 the held-out part joins
     order = pool[torch.randperm(len(pool), generator=s.generator, device=s.device)]
     steps = len(order) // c.batch_size  # T_max; what is left over has its turn in another epoch
@@ -229,6 +241,8 @@ def epochs(
         found = s.refine.end_epoch(row["val"])
         if held_out is not None and unseen and (found or epoch == c.epochs):
             row["noise_estimate"] = noise_estimate(s, held_out)
+            if found and c.careful:
+                row["tau"] = s.refine.tau = careful_tau(s, c, held_out, row["noise_estimate"])
 
         look = epoch % c.transductive_every == 0 or epoch == c.epochs
         row["transductive"] = accuracy(s, s.images, s.labels) if look else math.nan  # over all classes
@@ -259,7 +273,7 @@ def epochs(
     if parallel.first():
         run.finish(
             summary,
-            labels=crowd.labels(s, c, *p_f.unbind(1)),
+            labels=crowd.labels(s, *p_f.unbind(1)),
             classifier=crowd.classifier(s.network),
             before=s.before.numpy(),
             after=s.candidates.cpu().numpy(),
@@ -288,7 +302,7 @@ def summarise(c: argparse.Namespace, s: Setup, rows: list[dict]) -> dict:
         epochs=c.epochs,
         arch=c.arch,
         e0=s.refine.e0,
-        tau=c.tau,
+        tau=s.refine.tau,
         best=best,
         last=last,
         gap=best - last,
