@@ -168,7 +168,8 @@ def main(argv: list[str] | None = None) -> int:
         path = grid.folder / f"{chosen.what}.png"
         draw(make, path)
     else:
-        text = f"## Table {chosen.what[5:]}: {TABLES[chosen.what].__doc__}\n\n" + "\n".join(make()) + "\n"
+        name = f"Table {chosen.what[5:]}" if chosen.what.startswith("table") else chosen.what.capitalize()
+        text = f"## {name}: {TABLES[chosen.what].__doc__}\n\n" + "\n".join(make()) + "\n"
         path = grid.folder / f"{chosen.what}.md"
         path.write_text(text)
         print(f"\n{text}")

@@ -16,7 +16,7 @@ h1 { font-size: 1.3rem; margin: 0 0 .3rem; }
 p { margin: .2rem 0; }
 form { position: sticky; top: 0; background: Canvas; padding: .6rem 0; border-bottom: 1px solid var(--line); }
 select { font: inherit; max-width: 100%; }
-main { display: grid; gap: .8rem; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr));
+main { display: grid; gap: .8rem; grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr));
     margin-top: 1rem; }
 article { border: 1px solid var(--line); border-radius: .5rem; padding: .7rem; overflow-wrap: anywhere; }
 article[hidden] { display: none; }
@@ -30,7 +30,7 @@ dd { margin: 0; }
 b { display: inline-block; border: 1px solid var(--in); color: var(--in); border-radius: .3rem; padding: 0 .3rem;
     margin: 0 .2rem .15rem 0; font-weight: 500; }
 b.new { border-color: var(--new); color: var(--new); }
-meter { width: 4.5rem; vertical-align: middle; }
+meter { width: 3.5rem; vertical-align: middle; }
 """
 SCRIPT = """
 const choice = document.querySelector("select"), cards = [...document.querySelectorAll("article")];

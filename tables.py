@@ -193,9 +193,9 @@ def crowd_file(grid) -> Path:
     """RAF-DB's votes where the user has them; on digits five simulated annotators: right with probability 0.9 on
     70 % of the images, with 0.3 on the others, so that all may be wrong."""
     if grid.scale != "digits":
-        path = Path(grid.data or ".") / "rafdb.npz"
+        path = Path(grid.data or ".") / "rafdb" / "votes.csv"
         if not path.exists():
-            raise InputError(f"table8: put x_train, y_train, x_test, y_test and annotators into {path}")
+            raise InputError(f"table8: there is no {path}; the README shows how it is made from RAF-DB")
         return path
     path = grid.folder / "annotated-digits.npz"
     if not path.exists():
@@ -210,6 +210,38 @@ def crowd_file(grid) -> Path:
     return path
 
 
+def noise(grid):
+    """The noise rate estimated without any true label, beside the truth."""
+    dataset, qs = next(iter(grid.datasets.items()))
+    asked = {(q, eta): grid.ask(dataset, "pico", True, q, eta) for q in qs for eta in (0.0, *ETAS)}
+
+    def lines():
+        errors, covered = [], []
+        yield "| q, eta | truly missing | estimated | 95 % intervals |"
+        yield "| --- " * 4 + "|"
+        for (q, eta), folders in asked.items():
+            truth, found = read(folders, "noise_before"), summaries(folders, "noise_estimate")
+            intervals = [(100 * each["low"], 100 * each["high"]) for each in found]
+            estimated = [100 * each["eta"] for each in found]
+            errors += [abs(a - b) for a, b in zip(estimated, truth, strict=True)]
+            covered += [low <= y <= high for (low, high), y in zip(intervals, truth, strict=True)]
+            shown = ", ".join(f"{low:.0f} to {high:.0f}" for low, high in intervals)
+            yield f"| {q:g}, {eta:g} | {cell(truth)} | {cell(estimated)} | {shown} |"
+        yield (
+            f"\nOver {len(errors)} runs the mean absolute error is {statistics.mean(errors):.1f} points, the largest "
+            f"{max(errors):.1f}; the interval covers the truth in {sum(covered)} of {len(covered)}."
+        )
+
+    return lines
+
+
 TABLES = dict(
-    table2=table2, table3=table3, table4=table4, table5=table5, table6=table6, table7=table7, table8=table8
+    table2=table2,
+    table3=table3,
+    table4=table4,
+    table5=table5,
+    table6=table6,
+    table7=table7,
+    table8=table8,
+    noise=noise,
 )

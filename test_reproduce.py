@@ -95,7 +95,7 @@ def test_table_8_is_made_of_simulated_annotators(quick, capsys):
         votes, y = file["annotators"], file["y_train"]
     assert votes.shape == (1437, 5) and 0.02 < (votes != y[:, None]).all(1).mean() < 0.1
     assert reproduce.main(["table8", "--scale", "paper", "--out", "o"]) == 2
-    assert "rafdb.npz" in capsys.readouterr().err
+    assert "votes.csv" in capsys.readouterr().err
 
 
 def test_the_scale_of_the_paper_is_its_own_experiment():
