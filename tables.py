@@ -228,8 +228,8 @@ def noise(grid):
             shown = ", ".join(f"{low:.0f} to {high:.0f}" for low, high in intervals)
             yield f"| {q:g}, {eta:g} | {cell(truth)} | {cell(estimated)} | {shown} |"
         yield (
-            f"\nOver {len(errors)} runs the mean absolute error is {statistics.mean(errors):.1f} points, the largest "
-            f"{max(errors):.1f}; the interval covers the truth in {sum(covered)} of {len(covered)}."
+            f"\nOver {len(errors)} runs the mean absolute error is {statistics.mean(errors):.1f} points, the "
+            f"largest {max(errors):.1f}; the interval covers the truth in {sum(covered)} of {len(covered)}."
         )
 
     return lines
