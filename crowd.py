@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torchvision.transforms.functional import resize, to_pil_image
 
@@ -29,7 +30,6 @@ import votes
 from data import Dataset, InputError
 
 SIZE = 32  # of images from files, and of arrays of oblong ones
-FILES = ("labels.csv", "review.html", "model.pt")  # that a run leaves for its user
 COLUMNS = "given after predicted probability margin flagged corrected_at added agreement truth split".split()
 
 # ------------------------------------------------------------------ in
@@ -143,32 +143,23 @@ def labels(s, p: Tensor, f: Tensor) -> bytes:
     p, f [N, C]: the classifier's probabilities and the f of Eq. 4 on the plain images of the training samples, and
     behind them of those that were set aside for scoring. flagged: tau <= -tau_epsilon (Eq. 10) under the set given.
     """
-    d, device = s.dataset, p.device
-    given, after, truth = s.before.to(device), s.candidates, d.labels
-    share = (
-        agreement(d) if d.candidates is not None and d.votes is not None else torch.full((len(given),), torch.nan)
-    )
-    files = d.files or [str(i) for i in range(len(given))]
+    d, aside = s.dataset, s.dataset.scored
+    p, f, given, after = p.cpu(), f.cpu(), s.before, s.candidates.cpu()
+    truth, files = d.labels, d.files or [str(i) for i in range(len(given))]
     more = len(p) - len(given)
     if more:
-        aside = d.scored
-        sets = aside.candidates[:more].to(device)
+        sets = aside.candidates[:more]
         given, after, truth = (
-            torch.cat([given, sets]),
-            torch.cat([after, sets]),
-            torch.cat([truth, aside.labels[:more]]),
-        )
-        share = torch.cat(
-            [share, aside.agreement[:more] if d.votes is not None else torch.full((more,), torch.nan)]
+            torch.cat(pair) for pair in ((given, sets), (after, sets), (truth, aside.labels[:more]))
         )
         files = files + aside.files[:more]
-    at, to = (torch.nn.functional.pad(t, (0, more)) for t in (s.refine.corrected_at, s.refine.corrected_to + 1))
+    share = torch.full((len(p),), math.nan)
+    if d.votes is not None:
+        share = torch.cat([agreement(d), aside.agreement[:more]]) if more else agreement(d)
+    at, to = (F.pad(t.cpu(), (0, more)) for t in (s.refine.corrected_at, s.refine.corrected_to))
     tau = irnet.margin(f, given)
-    probability, predicted = p.max(1)
-    names = d.classes or [str(k) for k in range(d.num_classes)]
-    lists = [
-        t.tolist() for t in (given, after, predicted, probability, tau, tau <= -s.refine.tau, at, to, share, truth)
-    ]
+    columns = (given, after, *p.max(1), tau, tau <= -s.refine.tau, at, to, share, truth)
+    names = class_names(d)
 
     def joined(row: list[bool]) -> str:
         return "|".join(name for name, inside in zip(names, row, strict=True) if inside)
@@ -176,13 +167,26 @@ def labels(s, p: Tensor, f: Tensor) -> bytes:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["row" if all(map(str.isdecimal, files)) else "file", *COLUMNS])
-    for i in tau.argsort(stable=True).tolist():
-        S, new, guess, sure, margin, flagged, epoch, added, agreed, y = (column[i] for column in lists)
-        moved = [epoch, names[added - 1]] if epoch else ["", ""]
-        known = [f"{agreed:.3f}" if agreed == agreed else "", names[y] if y >= 0 else ""]
-        values = [joined(S), joined(new), names[guess], f"{sure:.4f}", f"{margin:.6f}", "yes" if flagged else "no"]
-        table.writerow([files[i], *values, *moved, *known, "train" if i < len(s.before) else "score"])
+    for part in tau.argsort(stable=True).split(10_000):
+        for i, S, new, sure, guess, margin, flagged, epoch, added, agreed, y in zip(
+            part.tolist(), *(column[part].tolist() for column in columns), strict=True
+        ):
+            moved = [epoch, names[added]] if epoch else ["", ""]
+            known = [f"{agreed:.3f}" if agreed == agreed else "", names[y] if y >= 0 else ""]
+            values = [
+                joined(S),
+                joined(new),
+                names[guess],
+                f"{sure:.4f}",
+                f"{margin:.6f}",
+                "yes" if flagged else "no",
+            ]
+            table.writerow([files[i], *values, *moved, *known, "train" if i < len(s.before) else "score"])
     return text.getvalue().encode()
+
+
+def class_names(d: Dataset) -> list[str]:
+    return d.classes or [str(k) for k in range(d.num_classes)]
 
 
 def classifier(network) -> dict[str, Tensor]:
@@ -266,7 +270,7 @@ def predict(folder: Path, files: list[Path], every: bool) -> str:
     return text.getvalue()
 
 
-def write_review(folder: Path, d: Dataset | None = None, path: str | None = None, root: str = "data") -> Path:
+def review_page(folder: Path, d: Dataset | None = None, path: str | None = None, root: str = "data") -> bytes:
     """review.html from labels.csv, the model and the data: the hundred most suspicious training samples."""
     model = Model(folder)
     c = model.config
@@ -294,9 +298,7 @@ def write_review(folder: Path, d: Dataset | None = None, path: str | None = None
             original = Path(path).parent / row["name"]
             row["image"] = review.png(votes.thumbnail(original, 160) if row["large"] else to_pil_image(image))
         row["likely"] = [(model.classes[k], float(p[k])) for k in p.argsort(descending=True)[:4].tolist()]
-    page = review.page(rows, model.classes, folder.resolve().name, total, flagged)
-    (folder / "review.html").write_text(page, encoding="utf-8")
-    return folder / "review.html"
+    return review.page(rows, model.classes, folder.resolve().name, total, flagged).encode()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -314,7 +316,9 @@ def main(argv: list[str] | None = None) -> int:
     chosen = parser.parse_args(argv)
     try:
         if chosen.command == "review":
-            print(f"written to {write_review(chosen.run, None, chosen.dataset, chosen.data)}")
+            page = review_page(chosen.run, None, chosen.dataset, chosen.data)
+            (chosen.run / "review.html").write_bytes(page)
+            print(f"written to {chosen.run / 'review.html'}")
         elif text := predict(chosen.run, chosen.files, chosen.probabilities):
             if chosen.out:
                 chosen.out.write_text(text, encoding="utf-8")

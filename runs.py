@@ -304,12 +304,18 @@ class Run:
         np.savez_compressed(buffer, **arrays)
         self._write(name, buffer.getbuffer())
 
-    def finish(self, summary: dict, labels: bytes, classifier: dict, **candidates: np.ndarray) -> None:
+    def results(self, labels: bytes, classifier: dict, **candidates: np.ndarray) -> None:
         self._write_arrays("candidates.npz", candidates)
         self._write("labels.csv", labels)
         buffer = io.BytesIO()
         torch.save(classifier, buffer)
         self._write("model.pt", buffer.getbuffer())
+
+    def review(self, page: bytes) -> None:
+        self._write("review.html", page)
+
+    def finish(self, summary: dict) -> None:
+        """The last file: what has it is finished."""
         self._write("summary.json", (json.dumps(plain(summary), indent=2) + "\n").encode())
 
 

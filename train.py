@@ -199,8 +199,7 @@ def train(c: argparse.Namespace) -> int:
             s.load_state_dict(state)
         if not parallel.same_everywhere(s.candidates):
             raise InputError(f"--dataset {c.dataset}: the ranks do not see the same data")
-        names = s.dataset.classes or [str(k) for k in range(s.dataset.num_classes)]
-        more = dict(network=s.shape, class_names=names, features=s.noise is not None)
+        more = dict(network=s.shape, class_names=crowd.class_names(s.dataset), features=s.noise is not None)
         parallel.from_first(lambda: run.begin(config | more, rows))
         screen = Screen(c.epochs, len(s.pool) // c.batch_size, corrects=not c.no_irnet)
         screen.opening(c, s, run.folder, len(rows))
@@ -271,8 +270,7 @@ def epochs(
     if s.dataset.scored:
         p_f = torch.cat([p_f, evaluate(s, both, s.test_images)])
     if parallel.first():
-        run.finish(
-            summary,
+        run.results(
             labels=crowd.labels(s, *p_f.unbind(1)),
             classifier=crowd.classifier(s.network),
             before=s.before.numpy(),
@@ -282,7 +280,8 @@ def epochs(
             truth=s.dataset.labels.numpy(),
         )
         if c.dataset not in PRESETS:
-            crowd.write_review(run.folder, s.dataset, c.dataset)
+            run.review(crowd.review_page(run.folder, s.dataset, c.dataset))
+        run.finish(summary)
     screen.closing(c, summary, run.folder)
     return 0
 
