@@ -18,7 +18,7 @@ import irnet
 import models
 import parallel
 from data import InputError
-from options import PRESETS
+from presets import PRESETS
 
 
 class Setup:

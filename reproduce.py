@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -24,7 +25,7 @@ from pathlib import Path
 
 from data import InputError
 from figures import FIGURES
-from options import configure
+from options import configure, recorded
 from tables import TABLES
 
 HERE = Path(__file__).parent
@@ -80,6 +81,19 @@ class Grid:
 
     def finished(self, folder: Path) -> bool:
         return (folder / "summary.json").exists()
+
+    def check(self) -> None:
+        """Refuses to take finished runs of other options for those that are asked for."""
+        for folder, argv in self.jobs.items():
+            config = folder / "config.json"
+            if self.finished(folder) and config.exists():
+                had = json.loads(config.read_text())
+                for key, value in recorded(configure(argv)).items():
+                    if had.get(key, value) != value:
+                        option = key.replace("_", "-")
+                        raise InputError(
+                            f"{folder} was run with --{option} {had[key]}, not {value}: give another --out"
+                        )
 
     def run(self, at_once: int) -> list[Path]:
         """Runs what is not finished, `at_once` at a time; returns those that failed."""
@@ -156,6 +170,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         grid = Grid(chosen.scale, chosen.seeds, chosen.out, chosen.data, chosen.options)
         make = (TABLES | FIGURES)[chosen.what](grid)
+        grid.check()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

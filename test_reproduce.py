@@ -59,6 +59,9 @@ def test_table_7_has_our_cells_and_the_papers(quick, capsys):
     assert text.count("**") >= 6  # the best of every column is marked
     config = json.loads(Path(folders[0], "config.json").read_text())
     assert config["swap"] and config["q"] == 0.1 and config["eta"] == 0.3 and config["limit_train"] == 200
+    # with other options: none of them is taken for what is asked
+    assert reproduce.main(["table7", "--seeds", "0", "--out", "o", *TINY[:-1], "2"]) == 2
+    assert "--epochs 3, not 2" in capsys.readouterr().err
     # again: nothing is repeated; a broken one alone is
     quick.clear()
     Path(folders[1], "summary.json").unlink()

@@ -25,8 +25,9 @@ import irnet
 import models
 import parallel
 from data import InputError
-from options import PRESETS, configure
+from options import configure, recorded
 from prepare import Setup
+from presets import PRESETS
 from runs import Interrupt, Run, WriteError, plain
 from screen import Screen
 
@@ -183,8 +184,7 @@ def train_epoch(s: Setup, c: argparse.Namespace, epoch: int, screen: Screen, int
 def train(c: argparse.Namespace) -> int:
     name = f"{Path(c.dataset).stem}-{c.base}{'' if c.no_irnet else '-irnet'}"
     name += (f"-q{c.q:g}-eta{c.eta:g}" if c.q is not None else "") + f"-seed{c.seed}"
-    aside = ("resume", "overwrite", "save_every", "snapshots", "out", "data", "data_device")  # change no result
-    config = json.loads(json.dumps({key: value for key, value in vars(c).items() if key not in aside}))
+    config = recorded(c)
     run = Run(c.out or Path("runs") / name, named=c.out is not None)
     if c.dataset not in PRESETS and run.would_replace(Path(c.dataset)):
         raise InputError(f"--out {run.folder}: the run would replace --dataset {c.dataset}; name another folder")
