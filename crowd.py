@@ -23,11 +23,13 @@ from torch import Tensor
 from torchvision.transforms.functional import resize, to_pil_image
 
 import data
+import images
 import irnet
 import models
 import review
 import votes
 from data import Dataset, InputError
+from presets import PRESETS
 
 SIZE = 32  # of images from files, and of arrays of oblong ones
 COLUMNS = "given after predicted probability margin flagged corrected_at added agreement truth split".split()
@@ -42,7 +44,7 @@ def load(
     candidate from so many votes on. reliability: without a test set, samples whose most frequent label has at
     least this share of the votes are set aside for scoring, as the paper does on RAF-DB (Section 4.1). classes:
     the names of all."""
-    if path.suffix.lower() == ".csv":
+    if votes.is_table(path):
         given = votes.table(path, size or SIZE, classes)
     else:
         given = votes.arrays(path, classes)
@@ -88,17 +90,21 @@ def set_aside(d: Dataset, path: Path, reliability: float) -> None:
     the same ones. Where their truth is not known, the most frequent label stands for it."""
     if d.candidates is None:
         raise InputError(f"{str(path)!r} has neither a test set nor candidates, annotators or votes")
-    share = agreement(d)
-    order = torch.randperm(len(share), generator=torch.Generator().manual_seed(0))  # among equals
-    order = order[share[order].argsort(descending=True, stable=True)][: len(share) // 5]
-    chosen = order[share[order] >= reliability].sort().values
-    if not len(chosen):
+    share, counted = agreement(d), d.candidates if d.votes is None else d.votes
+    top = counted.int().topk(2, 1).values
+    clear = (top[:, 0] > top[:, 1]) | (d.labels >= 0)  # among equals nobody knows which is right
+    order = torch.randperm(len(share), generator=torch.Generator().manual_seed(0))
+    order = order[(share * clear)[order].argsort(descending=True, stable=True)][: max(1, len(share) // 5)]
+    chosen = order[clear[order] & (share[order] >= reliability)].sort().values
+    if not len(chosen) or len(chosen) == len(share):
+        most = float((share * clear).max())
+        fix = "lower it, or add a test set" if most > 0 else "add a test set"
         raise InputError(
-            f"--reliability {reliability:g}: no sample of {str(path)!r} has a label with that share of its votes, "
-            f"to score the network on (the highest is {float(share.max()):.2f}): lower it, or add a test set"
+            f"--reliability {reliability:g}: no sample of {str(path)!r} has one label with that share of its "
+            f"votes, to score the network on (the highest is {most:.2f}): {fix}"
         )
     rest = torch.ones(len(share), dtype=torch.bool).index_fill_(0, chosen, False)
-    labels, counted = d.labels[chosen], d.candidates if d.votes is None else d.votes
+    labels = d.labels[chosen]
     d.scored = Scored(d.candidates[chosen], share[chosen], labels, votes.pick(d.files, chosen))
     d.test_images, d.test_labels = (
         d.images[chosen],
@@ -137,7 +143,7 @@ def safe_tau(logits: Tensor, f: Tensor, candidates: Tensor, eta: float, temperat
 # ------------------------------------------------------------------ out
 
 
-def labels(s, p: Tensor, f: Tensor) -> bytes:
+def labels(s, p: Tensor, f: Tensor, tau_epsilon: float) -> bytes:
     """labels.csv, the most suspicious first: by the margin tau (Eq. 4) under the set that was given.
 
     p, f [N, C]: the classifier's probabilities and the f of Eq. 4 on the plain images of the training samples, and
@@ -158,7 +164,7 @@ def labels(s, p: Tensor, f: Tensor) -> bytes:
         share = torch.cat([agreement(d), aside.agreement[:more]]) if more else agreement(d)
     at, to = (F.pad(t.cpu(), (0, more)) for t in (s.refine.corrected_at, s.refine.corrected_to))
     tau = irnet.margin(f, given)
-    columns = (given, after, *p.max(1), tau, tau <= -s.refine.tau, at, to, share, truth)
+    columns = (given, after, *p.max(1), tau, tau <= -tau_epsilon, at, to, share, truth)
     names = class_names(d)
 
     def joined(row: list[bool]) -> str:
@@ -246,7 +252,7 @@ def predict(folder: Path, files: list[Path], every: bool) -> str:
     model = Model(folder)
     found: list[tuple[str, Tensor]] = []
     for path in files:
-        if path.suffix.lower() == ".npz":
+        if path.suffix.lower() == ".npz" or path.is_dir():
             arrays = votes.read_arrays(path)
             name = next((name for name in ("x", "x_test", "x_train") if name in arrays), None)
             if name is None:
@@ -257,7 +263,7 @@ def predict(folder: Path, files: list[Path], every: bool) -> str:
             found += [(f"{path}:{i}", row) for i, row in enumerate(p)]
             continue
         try:
-            image = votes.decode(path, model.config["network"]["size"])
+            image = images.decode(path, model.config["network"]["size"])
         except Exception as error:
             raise InputError(f"{path}: {votes.first_line(error)}") from None
         found.append((str(path), model(image[None])[0]))
@@ -273,32 +279,43 @@ def predict(folder: Path, files: list[Path], every: bool) -> str:
 def review_page(folder: Path, d: Dataset | None = None, path: str | None = None, root: str = "data") -> bytes:
     """review.html from labels.csv, the model and the data: the hundred most suspicious training samples."""
     model = Model(folder)
-    c = model.config
-    path = path or c["dataset"]
-    if d is None and path in ("digits", *data.TORCHVISION):
-        d = data.load(path, root, c["image_size"] or None, c["limit_train"], c["limit_test"])
-    elif d is None:
-        d = load(Path(path), c["image_size"], c["min_votes"], c["reliability"], c["classes"])
+    path = path or model.config["dataset"]
     try:
-        with (folder / "labels.csv").open(newline="") as file:
+        with (folder / "labels.csv").open(newline="", encoding="utf-8") as file:
             rows = [row for row in csv.DictReader(file) if row["split"] == "train"]
-    except FileNotFoundError:
-        raise InputError(f"{folder} has no labels.csv: is it the folder of a finished run?") from None
+            key = next(iter(rows[0]))
+    except (OSError, KeyError, IndexError, UnicodeDecodeError):
+        raise InputError(
+            f"{folder} has no labels.csv, or not as it was: is it the folder of a finished run?"
+        ) from None
     rows, total, flagged = rows[:100], len(rows), sum(row["flagged"] == "yes" for row in rows)
-    place = {name: i for i, name in enumerate(d.files or map(str, range(len(d.images))))}
-    key = next(iter(rows[0]))
-    missing = [row[key] for row in rows if row[key] not in place]
-    if missing:
-        raise InputError(f"{path} has no sample {missing[0]}: it is not what the run in {folder} was trained on")
-    chosen = d.images[[place[row[key]] for row in rows]]
-    for row, image, p in zip(rows, chosen, model(chosen), strict=True):
-        row["name"], row["image"] = row.pop(key), None
-        row["large"] = Path(path).suffix.lower() == ".csv"  # the file itself, not what the network sees of it
-        if not image.is_floating_point():
-            original = Path(path).parent / row["name"]
-            row["image"] = review.png(votes.thumbnail(original, 160) if row["large"] else to_pil_image(image))
+    names = [row.pop(key) for row in rows]
+    if d is None and votes.is_table(Path(path)):
+        chosen = votes.named_images(Path(path), names, model.config["network"]["size"])
+    else:
+        d = d or _dataset(model.config, path, root)
+        place = {name: i for i, name in enumerate(d.files or map(str, range(len(d.images))))}
+        chosen = d.images[[place[name] for name in names]]
+    for row, name, image, p in zip(rows, names, chosen, model(chosen), strict=True):
+        row |= dict(name=name, image=None, large=votes.is_table(Path(path)))
+        if row["large"]:  # the file itself, not what the network sees of it
+            row["image"] = review.png(images.thumbnail(Path(path).resolve().parent / name, 160, image))
+        elif not image.is_floating_point():
+            row["image"] = review.png(to_pil_image(image))
         row["likely"] = [(model.classes[k], float(p[k])) for k in p.argsort(descending=True)[:4].tolist()]
     return review.page(rows, model.classes, folder.resolve().name, total, flagged).encode()
+
+
+def _dataset(c: dict, path: str, root: str) -> Dataset:
+    """The data of a run again, and no other."""
+    if path in PRESETS:
+        d = data.load(path, root, c["image_size"] or None, c["limit_train"], c["limit_test"])
+    else:
+        d = load(Path(path), c["image_size"], c["min_votes"], c["reliability"], c["classes"])
+        data.cut(d, None, c["limit_train"], c["limit_test"])
+    if d.fingerprint() != c["fingerprint"]:
+        raise InputError(f"{path} does not have the data that the run was trained on")
+    return d
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -306,7 +323,13 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="predict|review")
     p = commands.add_parser("predict", help="labels of new images, or of an .npz, as CSV")
     p.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
-    p.add_argument("files", type=Path, nargs="+", metavar="FILES", help="images; or .npz files with x (or x_test)")
+    p.add_argument(
+        "files",
+        type=Path,
+        nargs="+",
+        metavar="FILES",
+        help="images; or .npz files, or folders of .npy files, with x (else x_test, else x_train)",
+    )
     p.add_argument("--probabilities", action="store_true", help="a column a class too")
     p.add_argument("--out", type=Path, metavar="FILE", help="where the table goes (default: the terminal)")
     p = commands.add_parser("review", help="a page with the hundred most suspicious samples")
@@ -319,13 +342,15 @@ def main(argv: list[str] | None = None) -> int:
             page = review_page(chosen.run, None, chosen.dataset, chosen.data)
             (chosen.run / "review.html").write_bytes(page)
             print(f"written to {chosen.run / 'review.html'}")
-        elif text := predict(chosen.run, chosen.files, chosen.probabilities):
-            if chosen.out:
-                chosen.out.write_text(text, encoding="utf-8")
-                print(f"{text.count(chr(10)) - 1:,} labels written to {chosen.out}")
-            else:
-                with contextlib.suppress(BrokenPipeError):
-                    sys.stdout.write(text)
+            return 0
+        text = predict(chosen.run, chosen.files, chosen.probabilities).encode("utf-8", "surrogateescape")
+        if chosen.out:
+            chosen.out.write_bytes(text)
+            print(f"{len(text.splitlines()) - 1:,} labels written to {chosen.out}")
+        else:
+            with contextlib.suppress(BrokenPipeError):
+                sys.stdout.buffer.write(text)
+                sys.stdout.flush()
     except (InputError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -99,7 +99,8 @@ def _digits() -> Dataset:
 
 
 def statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    pixels = images[:10_000].double().transpose(0, 1).flatten(1) / 255  # [ch, N H W]
+    enough = min(10_000, max(1, 50_000_000 // images[0].numel()))
+    pixels = images[:enough].double().transpose(0, 1).flatten(1) / 255  # [ch, N H W]
     return tuple(pixels.mean(1).tolist()), tuple(pixels.std(1).clamp_min(1e-3).tolist())
 
 

@@ -219,18 +219,19 @@ class IRNet:
 
 
 @torch.no_grad()
-def estimate_noise(
-    logits: Tensor, candidates: Tensor, resamples: int = 200
-) -> tuple[float, float, tuple[float, float]]:
+def estimate_noise(logits: Tensor, candidates: Tensor) -> tuple[float, float, tuple[float, float]]:
     """eta = P(y not in S) from logits [N, C] of samples that were not trained on -> (eta, temperature T, (low,
-    high)), the last a 95 % bootstrap interval. eta and T maximise the likelihood of the candidate sets; nan where
-    all sets are full.
+    high)), the last a 95 % interval. eta and T maximise the likelihood of the candidate sets; nan where all sets
+    are full.
 
     Section 3.1 makes a clean S out of y with probability g = q^(|S|-1) (1-q)^(C-|S|). A noisy S was S - {j} + {y},
     for one of the |S| labels j in it, each again with probability g, and j was drawn from C - |S| labels: together
     g |S|/(C-|S|). So q cancels, and with f = softmax(logits / T) for P(y | x)
         P(S | x) / g = (1 - eta) sum_{j in S} f_j + eta |S|/(C-|S|) sum_{j not in S} f_j
     A full set stays clean, whatever eta is, and says nothing.
+
+    The interval has every eta whose likelihood, T at its best for it, is not far below the largest (chi-square).
+    A bootstrap would do on large samples; of a small one without a noisy set it makes [0, 0], sure without reason.
     """
     size, classes = candidates.sum(1), candidates.shape[1]
     tells = (size > 0) & (size < classes)
@@ -238,23 +239,17 @@ def estimate_noise(
     if not len(z):
         return math.nan, math.nan, (math.nan, math.nan)
     size = inside.sum(1)
-    etas = torch.linspace(0, 0.99, 199, dtype=z.dtype)[:, None]
+    etas = torch.linspace(0, 0.99, 199, dtype=z.dtype)
     temperatures = 2 ** torch.linspace(-4, 3, 85, dtype=z.dtype)
-    draws = torch.randint(len(z), (resamples, len(z)), generator=torch.Generator().manual_seed(0))
-    draws = torch.zeros(resamples, len(z), dtype=z.dtype).scatter_add_(
-        1, draws, torch.ones_like(draws, dtype=z.dtype)
-    )
-    counts = torch.cat([torch.ones(1, len(z), dtype=z.dtype), draws])  # the data themselves, then their resamples
     found = []
     for temperature in temperatures:
         f = (z / temperature).softmax(1)
         clean, noisy = (f * inside).sum(1), (f * ~inside).sum(1) * size / (classes - size)  # [N]
-        log_likelihood = torch.lerp(clean, noisy, etas).clamp_min(1e-300).log()  # [etas, N]
-        found.append(counts @ log_likelihood.T)  # [1 + resamples, etas]
-    best = torch.cat(found, 1).argmax(1)
-    eta, T = etas[best % len(etas), 0], temperatures[best[0] // len(etas)]
-    low, high = eta[1:].quantile(torch.tensor([0.025, 0.975], dtype=z.dtype)).tolist()
-    return float(eta[0]), float(T), (low, high)
+        found.append(torch.lerp(clean, noisy, etas[:, None]).clamp_min(1e-300).log().sum(1))  # [etas]
+    likelihood, best = torch.stack(found).max(0)  # log, over T: [etas]
+    at = likelihood.argmax()
+    within = etas[likelihood >= likelihood[at] - 1.92]  # half of 3.84, chi-square's 95 % at one degree of freedom
+    return float(etas[at]), float(temperatures[best[at]]), (float(within[0]), float(within[-1]))
 
 
 # ------------------------------------------------------------------ diagnostics (need the hidden truth)

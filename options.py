@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
         dest="image_size",
         type=int,
         metavar="N",
-        help="resize the images to N x N; 0 leaves them (default below; of a .csv 32)",
+        help="resize the images to N x N; 0 leaves them (default below; one's own: files to 32, square arrays not)",
     )
     g = p.add_argument_group("one's own data")
     g.add_argument(
@@ -217,8 +217,8 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
         word = unknown[0].split("=")[0]
         p.error(nearest("option", word, list(p._option_string_actions), listed=False))
     own = c.dataset not in PRESETS
-    table = c.dataset.lower().endswith(".csv")
-    if own and not table and not c.dataset.endswith(".npz") and not Path(c.dataset).is_dir():
+    table = votes.is_table(Path(c.dataset))
+    if own and not table and not c.dataset.lower().endswith(".npz") and not Path(c.dataset).is_dir():
         raise InputError(nearest("--dataset", c.dataset, [*PRESETS, "file.csv", "file.npz", "folder"]))
     for name, value in OWN.items():
         if getattr(c, name) is None:
@@ -254,12 +254,16 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
         c.q = c.q if c.q is not None else 0.05 if c.dataset == "cifar100" else 0.3
         c.eta = c.eta if c.eta is not None else 0.3
     elif c.base == "alim" and c.eta is None:
-        raise InputError("--base alim: needs the noise rate, --eta, which sets of one's own do not have")
+        raise InputError(
+            "--base alim: it needs to know the noise rate, as of sets of one's own nobody does; use another"
+        )
     elif (c.q is None) != (c.eta is None):
         raise InputError("--q, --eta: give both, or neither where the file has candidate sets of its own")
     if c.f == "auto":
         c.f = "prototype" if c.base in baselines.PICO_FAMILY else "classifier"
-    c.careful = own and c.tau is None  # at e0 crowd.safe_tau may find that a stricter one is needed
+    c.careful = (
+        own and c.tau is None and not c.no_irnet
+    )  # at e0 crowd.safe_tau may find that a stricter one is needed
     if c.tau is None:
         c.tau = default_tau(c)
     pico = c.base in baselines.PICO_FAMILY
@@ -279,11 +283,6 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
         ("min_votes", c.min_votes >= 1, "at least 1"),
         ("reliability", 0 < c.reliability <= 1, "in (0, 1]"),
         ("feature_noise", 0 <= c.feature_noise <= 10, "from 0 to 10"),
-        (
-            "classes",
-            c.classes is None or 2 <= len(set(c.classes)) == len(c.classes),
-            "at least two names, each once",
-        ),
         ("limit_test", c.limit_test is None or c.limit_test >= 1, "at least 1"),
         ("image_size", c.image_size == 0 or 8 <= c.image_size <= 1024, "0 (as they are) or from 8 to 1024"),
         ("seed", 0 <= c.seed < 2**63, "at least 0"),
@@ -302,6 +301,8 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
     ):
         if not ok:
             raise InputError(f"--{name.replace('_', '-')} {getattr(c, name)}: must be {fix}")
+    if c.classes:
+        votes.check_names(c.classes, "--classes")
     if c.resume and c.overwrite:
         raise InputError("--resume, --overwrite: one of them; --resume goes on, --overwrite begins again")
     if c.e0 != "auto" and not (c.e0.isdecimal() and len(c.e0) < 10 and 1 <= int(c.e0) <= c.epochs):

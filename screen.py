@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 import baselines
+import crowd
 import irnet
 import models
 import parallel
@@ -115,7 +116,9 @@ class Screen:
         threads = f" ({count} thread{'s' * (count > 1)})" if c.device == "cpu" else ""
         rule = f"found by the {c.e0_rule} rule, window {s.refine.epoch.window}" if c.e0 == "auto" else c.e0
         curve = (
-            "test accuracy, which leaks the test set" if c.val == "test" else f"{len(s.held_out)} held-out samples"
+            "test accuracy, which leaks the test set; no noise estimate"
+            if c.val == "test"
+            else f"{len(s.held_out)} held-out samples"
         )
         what = "nothing is corrected" if c.no_irnet else f"tau {c.tau:g}, extra views {c.views}"
         base = baselines.title(c.base)
@@ -126,6 +129,11 @@ class Screen:
         tests = "test" if d.scored is None else "set-aside (the annotators agree on them most)"
         self.say(f"  data     {n:,} training and {len(s.test_images):,} {tests} {kind}, {d.num_classes} classes")
         self.say(f"  labels   {sets:.2f} candidates a sample; {missing}")
+        never = [
+            name for name, any_ in zip(crowd.class_names(d), s.before.any(0).tolist(), strict=True) if not any_
+        ]
+        if never:
+            self.say(f"           never a candidate: {', '.join(never[:10])}{' ...' * (len(never) > 10)}")
         self.say(f"  network  {c.arch}, {encoders}, {million:.2f} M parameters, on {c.device}{threads}{precision}")
         self.say(f"  plan     {c.epochs} epochs of {self.steps} steps of {c.batch_size}; {what}")
         self.say(f"  e0       {rule}; the curve is from {curve}")

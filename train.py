@@ -200,6 +200,7 @@ def train(c: argparse.Namespace) -> int:
         if not parallel.same_everywhere(s.candidates):
             raise InputError(f"--dataset {c.dataset}: the ranks do not see the same data")
         more = dict(network=s.shape, class_names=crowd.class_names(s.dataset), features=s.noise is not None)
+        more |= dict(fingerprint=s.fingerprint)
         parallel.from_first(lambda: run.begin(config | more, rows))
         screen = Screen(c.epochs, len(s.pool) // c.batch_size, corrects=not c.no_irnet)
         screen.opening(c, s, run.folder, len(rows))
@@ -271,7 +272,7 @@ def epochs(
         p_f = torch.cat([p_f, evaluate(s, both, s.test_images)])
     if parallel.first():
         run.results(
-            labels=crowd.labels(s, *p_f.unbind(1)),
+            labels=crowd.labels(s, *p_f.unbind(1), c.tau),
             classifier=crowd.classifier(s.network),
             before=s.before.numpy(),
             after=s.candidates.cpu().numpy(),

@@ -9,7 +9,6 @@ import csv
 import io
 import os
 import sys
-import warnings
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,12 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from data import InputError
+from images import decode
 
-MOST_PIXELS = 50_000_000  # of an image, by its header; more is a mistake or an attack
 MOST_CLASSES = 10_000
 
 
@@ -45,29 +43,34 @@ class Given:
 
 @dataclass
 class Sample:
-    line: int
+    line: int  # the first of its rows
     votes: dict[str, int] = field(default_factory=dict)  # by label
+    lines: dict[str, int] = field(default_factory=dict)  # where each label, and each of the columns below, stands
     heard: set[tuple[str, str]] = field(default_factory=set)  # annotator and label: the same vote twice is one
     truth: str = ""
     split: str = ""
+
+
+def is_table(path: Path) -> bool:
+    return path.suffix.lower() in (".csv", ".tsv")
 
 
 def table(path: Path, size: int, classes: list[str] | None) -> Given:
     """A row a vote (file, label, perhaps annotator) or a row a sample (file, candidates with | between the labels);
     truth and split (train or test) are optional, other columns are passed over."""
     samples, has_votes = _samples(path)
+    # a truth that no annotator ever gave is a slip, but for test samples, which need no vote
     voted = {label for sample in samples.values() for label in sample.votes}
-    names = list(classes) if classes else _sorted_names(voted)
+    voted |= {sample.truth for sample in samples.values() if sample.split == "test" and sample.truth}
+    names = check_names(list(classes) if classes else _sorted_names(voted), f"the labels of {str(path)!r}")
     number = {name: k for k, name in enumerate(names)}
-    if not 2 <= len(names) <= MOST_CLASSES:
-        raise InputError(f"{str(path)!r} has {len(names)} classes: at least 2, at most {MOST_CLASSES:,}")
     votes = torch.zeros(len(samples), len(names), dtype=torch.int32)
     truth = torch.full((len(samples),), -1)
     for i, sample in enumerate(samples.values()):
-        for label in (*sample.votes, *([sample.truth] if sample.truth else [])):
+        for label in (*sample.votes, *filter(None, [sample.truth])):
             if label not in number:
                 known = "the names of --classes" if classes else "the labels that were given; --classes names more"
-                raise _bad(path, sample.line, f"{label!r} is not among {known}")
+                raise _bad(path, sample.lines[label], f"{label!r} is not among {known}")
         for label, count in sample.votes.items():
             votes[i, number[label]] = count
         truth[i] = number.get(sample.truth, -1)
@@ -109,11 +112,12 @@ def _samples(path: Path) -> tuple[dict[str, Sample], bool]:
     try:
         head = [name.strip().lower() for name in next(rows, [])]
         kinds = [name for name in ("label", "candidates") if name in head]
-        if "file" not in head or len(kinds) != 1 or len(set(head)) < len(head):
+        known = [name for name in head if name in ("file", "label", "candidates", "annotator", "truth", "split")]
+        if "file" not in head or len(kinds) != 1 or len(set(known)) < len(known):
             wanted = "file and label (a row a vote) or file and candidates (a row a sample), each once"
             raise _bad(path, 1, f"the columns must be {wanted}, not {', '.join(head) or 'none'}")
         for values in rows:
-            if values:  # else a blank line
+            if any(map(str.strip, values)):  # else a blank line
                 _row(path, rows.line_num, head, values, kinds[0], samples)
     except csv.Error as error:
         raise _bad(path, rows.line_num, str(error)) from None
@@ -128,24 +132,34 @@ def _row(path: Path, line: int, head: list[str], values: list[str], kind: str, s
     row = {name: value.strip() for name, value in zip(head, values, strict=True)}
     if not row["file"]:
         raise _bad(path, line, "no file is named")
+    row["file"] = os.path.normpath(row["file"])  # ./a.png is a.png
     if kind == "candidates" and row["file"] in samples:
         raise _bad(path, line, f"{row['file']} stands in line {samples[row['file']].line} too")
     sample = samples.setdefault(row["file"], Sample(line))
     labels = row[kind].split("|") if kind == "candidates" else [row[kind]]
+    if row.get("split", "").lower() == "test" and row.get("truth") and not row[kind]:
+        labels = []  # a test sample needs no vote
     for label in map(str.strip, labels):
         if not label:
             raise _bad(path, line, "an empty set" if labels == [""] and kind == "candidates" else "an empty label")
+        if "|" in label:
+            raise _bad(path, line, f"a | in {label!r}: it stands between labels, in a column of candidates")
         vote = (row.get("annotator", ""), label)
-        if kind == "candidates" or "annotator" in row and vote in sample.heard:
+        if kind == "candidates" or vote[0] and vote in sample.heard:
             sample.votes.setdefault(label, 1)
         else:
             sample.votes[label] = sample.votes.get(label, 0) + 1
         sample.heard.add(vote)
+        sample.lines.setdefault(label, line)
     for name in ("truth", "split"):
         value, before = row.get(name, ""), getattr(sample, name)
         value = value.lower() if name == "split" else value
         if value and before and value != before:
-            raise _bad(path, line, f"{name} {value!r}, but {before!r} in line {sample.line} of the same file")
+            where = sample.lines[f"its {name}"]
+            raise _bad(path, line, f"{name} {value!r}, but {before!r} in line {where} of the same file")
+        if value and not before:
+            sample.lines[f"its {name}"] = line
+            sample.lines.setdefault(value, line)
         setattr(sample, name, value or before)
     if sample.split not in ("", "train", "test"):
         raise _bad(path, line, f"split must be train or test, not {sample.split!r}")
@@ -169,14 +183,13 @@ def _inside(path: Path, folder: Path, name: str, line: int) -> Path:
     """The image's place; a table may not name what lies outside its folder."""
     try:
         place = (folder / name).resolve()
-        if not place.is_relative_to(folder):
-            raise _bad(path, line, f"{name} lies outside the table's folder")
-        if not place.is_file():
-            raise _bad(path, line, f"there is no image {name}")
-    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, links in a circle
-        raise (
-            error if isinstance(error, InputError) else _bad(path, line, f"{name!r} is no name of a file")
-        ) from None
+        there = place.is_file()
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL, links in a circle
+        raise _bad(path, line, f"{name!r} is no name of a file") from None
+    if not place.is_relative_to(folder):
+        raise _bad(path, line, f"{name} lies outside the table's folder")
+    if not there:
+        raise _bad(path, line, f"there is no image {name}")
     return place
 
 
@@ -199,40 +212,15 @@ def _images(path: Path, places: list[Path], lines: list[int], size: int) -> Tens
     return x[:, :1].contiguous() if grey else x
 
 
-def open_image(path: Path, side: int):
-    """An image of any size and mode, in RGB: turned as its camera says, on white where it is transparent. Of a
-    large JPEG, one at least `side` pixels wide and high."""
-    from PIL import Image, ImageOps  # torchvision brings it
-
-    warnings.filterwarnings(
-        "ignore", category=Image.DecompressionBombWarning
-    )  # refused here; still larger ones there
-    with Image.open(path) as image:
-        if image.width * image.height > MOST_PIXELS:
-            raise ValueError(f"{image.width} x {image.height} pixels are more than {MOST_PIXELS:,}")
-        image.draft(None, (2 * side, 2 * side))
-        image = ImageOps.exif_transpose(image)
-        if image.mode[0] in "IF":  # 16 bits or more a pixel, or fractions
-            deep = np.asarray(image, dtype=np.float64)
-            scale = 255 if image.mode == "F" and deep.max() <= 1 else 1 / 257 if deep.max() > 255 else 1
-            image = Image.fromarray(np.clip(deep * scale, 0, 255).round().astype(np.uint8))
-        elif "transparency" in image.info or image.mode[-1] in "Aa":
-            image = image.convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        return image.convert("RGB")
-
-
-def decode(path: Path, size: int) -> Tensor:
-    """uint8 [3, size, size], squeezed to a square."""
-    image = open_image(path, size).resize((size, size), 2)  # bilinear, over all pixels
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
-
-
-def thumbnail(path: Path, side: int):
-    """An image of at most side x side, its shape kept."""
-    image = open_image(path, side)
-    image.thumbnail((side, side))
-    return image
+def named_images(path: Path, names: list[str], size: int) -> Tensor:
+    """Those of a table's images, in this order."""
+    lines = {name: sample.line for name, sample in _samples(path)[0].items()}
+    for name in names:
+        if name not in lines:
+            raise InputError(f"{str(path)!r} has no row for {name}: is it the table that the run was trained on?")
+    folder = path.resolve().parent
+    places = [_inside(path, folder, name, lines[name]) for name in names]
+    return _images(path, places, [lines[name] for name in names], size)
 
 
 def first_line(error: Exception) -> str:
@@ -285,14 +273,14 @@ def arrays(path: Path, classes: list[str] | None) -> Given:
     if "x_train" not in found or ("x_test" in found) != ("y_test" in found):
         wanted = "x_train" if "x_train" not in found else "y_test" if "x_test" in found else "x_test"
         raise InputError(f"{str(path)!r} lacks {wanted}; it has {', '.join(sorted(found)) or 'nothing'}")
-    x = as_input(found["x_train"], f"x_train {where}")
+    x, x_test = (as_input(found[k], f"{k} {where}") if k in found else None for k in ("x_train", "x_test"))
     kind, sets = _sets(found, where, len(x))
     labels = {}  # class numbers, by the array's name
-    for name, of in (("y_train", "x_train"), ("y_test", "x_test")):
+    for name, of in (("y_train", x), ("y_test", x_test)):
         if name in found:
             labels[name] = _numbers(found[name], name, where, -1 if name == "y_train" else 0)
-            if labels[name].shape != (len(found[of]),):
-                raise InputError(f"{name} {where} must be {len(found[of])} class numbers, one a sample of {of}")
+            if labels[name].shape != (len(of),):
+                raise InputError(f"{name} {where} must be {len(of)} class numbers, one a sample")
     names = list(classes) if classes else _names(found.get("classes"), where)
     columns = sets.shape[1] if kind in ("candidates", "votes") else 0
     numbers = labels | ({"annotators": sets} if kind == "annotators" else {})
@@ -305,21 +293,17 @@ def arrays(path: Path, classes: list[str] | None) -> Given:
             raise InputError(f"{name} {where}, row {over.argmax()}: a label beyond the {len(names)} classes")
     if columns and columns != len(names):
         raise InputError(f"{kind} {where} must be [{len(x)}, {len(names)}], a column a class")
-    if columns == 1:
-        raise InputError(f"{kind} {where} must have at least two columns, a column a class")
 
     truth = torch.from_numpy(labels.get("y_train", np.full(len(x), -1)))
     given = Given(x, truth, [str(i) for i in range(len(x))], names)
-    if "x_test" in found:
-        given.x_test, given.y_test = (
-            as_input(found["x_test"], f"x_test {where}"),
-            torch.from_numpy(labels["y_test"]),
-        )
-        if given.x_test.shape[1:] != x.shape[1:] or given.x_test.dtype != x.dtype:
+    if x_test is not None:
+        given.x_test, given.y_test = x_test, torch.from_numpy(labels["y_test"])
+        if x_test.shape[1:] != x.shape[1:] or x_test.dtype != x.dtype:
             raise InputError(f"x_test {where} must be of the shape and type of x_train")
     if kind == "annotators":
-        heard = F.one_hot(torch.from_numpy(sets) + 1, len(names) + 1).sum(1)  # [N, 1 + C], none first
-        given.votes = heard[:, 1:].int()
+        heard = torch.zeros(len(x), 1 + len(names), dtype=torch.int32)  # [N, 1 + C], none first
+        one = torch.ones(sets.shape, dtype=torch.int32)
+        given.votes = heard.scatter_add_(1, torch.from_numpy(sets) + 1, one)[:, 1:].contiguous()
     elif kind == "votes":
         given.votes = torch.from_numpy(sets).int()
     elif kind == "candidates":
@@ -378,10 +362,16 @@ def _numbers(a: np.ndarray, name: str, where: str, lowest: int) -> np.ndarray:
 def _names(classes: np.ndarray | None, where: str) -> list[str] | None:
     if classes is None:
         return None
-    if classes.ndim != 1 or classes.dtype.kind not in "Uiu" or not 2 <= len(set(classes.tolist())) == len(classes):
-        raise InputError(f"classes {where} must be the classes' names, each once, at least two")
-    if any("|" in str(name) for name in classes):
-        raise InputError(
-            f"classes {where}: a name may not have a | in it, which stands between the labels of a set"
-        )
-    return [str(name) for name in classes]
+    if classes.ndim != 1 or classes.dtype.kind not in "Uiu":
+        raise InputError(f"classes {where} must be the classes' names")
+    return check_names([str(name) for name in classes], f"classes {where}")
+
+
+def check_names(names: list[str], what: str) -> list[str]:
+    """The names of all classes."""
+    if not 2 <= len(names) <= MOST_CLASSES or len(set(names)) < len(names):
+        raise InputError(f"{what}: there must be from 2 to {MOST_CLASSES:,} classes, each once, not {len(names)}")
+    for name in names:
+        if not name.strip() or name != name.strip() or "|" in name:
+            raise InputError(f"{what}: {name!r} is no name: neither empty, nor with spaces around it or a | in it")
+    return names
