@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import losses
+import options
 import runs
 import train
 from conftest import TOY, Bomb, command, process, rows, run, same_run
@@ -54,7 +55,7 @@ def test_a_hundred_damaged_checkpoints_are_all_detected(capsys):
     argv = [*SHORT, "--base", "cc", "--arch", "mlp", "--epochs", "2", "--out", "r"]
     assert train.main(argv) == 0
     newest, previous = Path("r/checkpoint.pt").read_bytes(), Path("r/previous.pt").read_bytes()
-    config = json.loads(Path("r/config.json").read_text())
+    config = options.recorded(options.configure(argv))
     moments = random.Random(0)
     for trial in range(100):
         content = bytearray(newest)
