@@ -237,9 +237,7 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
     c.beta = 1.0 if c.beta is None else c.beta
     preset = PRESETS.get(c.dataset, SMALL)
     if own:
-        preset = (
-            RELEASED if c.arch == "resnet18" else SMALL | dict(window=10)
-        )  # a small held-out part: a rough curve
+        preset = RELEASED if c.arch == "resnet18" else SMALL | dict(window=10, threads=1)  # as digits
         preset = preset | dict(image_size=32 if table else 0)
         if not table and votes.has_features(Path(c.dataset)):
             preset = preset | dict(arch="mlp")
