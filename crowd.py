@@ -37,6 +37,14 @@ COLUMNS = "given after predicted probability margin flagged corrected_at added a
 # ------------------------------------------------------------------ in
 
 
+def dataset(c: argparse.Namespace) -> Dataset:
+    """What --dataset names, by its name or as one's own, with the limits of the command line."""
+    if c.dataset in PRESETS:
+        return data.load(c.dataset, c.data, c.image_size or None, c.limit_train, c.limit_test)
+    d = load(Path(c.dataset), c.image_size, c.min_votes, c.reliability, c.classes)
+    return data.cut(d, None, c.limit_train, c.limit_test)
+
+
 def load(
     path: Path, size: int = 0, min_votes: int = 1, reliability: float = 0.8, classes: list[str] | None = None
 ) -> Dataset:
@@ -293,7 +301,10 @@ def review_page(folder: Path, d: Dataset | None = None, path: str | None = None,
     if d is None and votes.is_table(Path(path)):
         chosen = votes.named_images(Path(path), names, model.config["network"]["size"])
     else:
-        d = d or _dataset(model.config, path, root)
+        if d is None:  # the run's data again, and no other
+            d = dataset(argparse.Namespace(**model.config | dict(dataset=path, data=root)))
+            if d.fingerprint() != model.config["fingerprint"]:
+                raise InputError(f"{path} does not have the data that the run was trained on")
         place = {name: i for i, name in enumerate(d.files or map(str, range(len(d.images))))}
         chosen = d.images[[place[name] for name in names]]
     for row, name, image, p in zip(rows, names, chosen, model(chosen), strict=True):
@@ -304,18 +315,6 @@ def review_page(folder: Path, d: Dataset | None = None, path: str | None = None,
             row["image"] = review.png(to_pil_image(image))
         row["likely"] = [(model.classes[k], float(p[k])) for k in p.argsort(descending=True)[:4].tolist()]
     return review.page(rows, model.classes, folder.resolve().name, total, flagged).encode()
-
-
-def _dataset(c: dict, path: str, root: str) -> Dataset:
-    """The data of a run again, and no other."""
-    if path in PRESETS:
-        d = data.load(path, root, c["image_size"] or None, c["limit_train"], c["limit_test"])
-    else:
-        d = load(Path(path), c["image_size"], c["min_votes"], c["reliability"], c["classes"])
-        data.cut(d, None, c["limit_train"], c["limit_test"])
-    if d.fingerprint() != c["fingerprint"]:
-        raise InputError(f"{path} does not have the data that the run was trained on")
-    return d
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -235,10 +235,9 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
     if c.beta is not None and c.base != "lwc":
         raise InputError(f"--beta: only with --base lwc, not {c.base}")
     c.beta = 1.0 if c.beta is None else c.beta
-    preset = PRESETS.get(c.dataset, SMALL)
+    preset = PRESETS.get(c.dataset, PRESETS["digits"])  # small networks on one's own data: as on digits
     if own:
-        preset = RELEASED if c.arch == "resnet18" else SMALL | dict(window=10, threads=1)  # as digits
-        preset = preset | dict(image_size=32 if table else 0)
+        preset = (RELEASED if c.arch == "resnet18" else preset) | dict(image_size=32 if table else 0)
         if not table and votes.has_features(Path(c.dataset)):
             preset = preset | dict(arch="mlp")
     elif c.arch in ("cnn", "mlp"):

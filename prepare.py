@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,7 +17,6 @@ import irnet
 import models
 import parallel
 from data import InputError
-from presets import PRESETS
 
 
 class Setup:
@@ -28,7 +26,7 @@ class Setup:
         self.device = device = torch.device(c.device)
         if c.threads:
             torch.set_num_threads(c.threads)
-        self.dataset = d = dataset or parallel.one_first(lambda: load(c))
+        self.dataset = d = dataset or parallel.one_first(lambda: crowd.dataset(c))
         features = d.images.is_floating_point()
         if features and c.arch != "mlp":
             raise InputError(f"--arch {c.arch}: {c.dataset} has features, not images; use --arch mlp")
@@ -129,13 +127,6 @@ class Setup:
             getattr(self, part).load_state_dict(state[part])
         self.generator.set_state(state["generator"].cpu())
         torch.set_rng_state(state["torch_generator"].cpu())
-
-
-def load(c: argparse.Namespace) -> data.Dataset:
-    if c.dataset in PRESETS:
-        return data.load(c.dataset, c.data, c.image_size or None, c.limit_train, c.limit_test)
-    d = crowd.load(Path(c.dataset), c.image_size, c.min_votes, c.reliability, c.classes)
-    return data.cut(d, None, c.limit_train, c.limit_test)
 
 
 def candidate_sets(c: argparse.Namespace, d: data.Dataset, generator: torch.Generator) -> Tensor:

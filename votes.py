@@ -75,9 +75,7 @@ def table(path: Path, size: int, classes: list[str] | None) -> Given:
             votes[i, number[label]] = count
         truth[i] = number.get(sample.truth, -1)
     files = list(samples)
-    folder = path.resolve().parent
-    places = [_inside(path, folder, name, sample.line) for name, sample in samples.items()]
-    images = _images(path, places, [sample.line for sample in samples.values()], size)
+    images = _images(path, {name: sample.line for name, sample in samples.items()}, size)
 
     tests = torch.tensor([sample.split == "test" for sample in samples.values()])
     given = Given(images, truth, files, names, None if has_votes else votes > 0, votes if has_votes else None)
@@ -193,8 +191,10 @@ def _inside(path: Path, folder: Path, name: str, line: int) -> Path:
     return place
 
 
-def _images(path: Path, places: list[Path], lines: list[int], size: int) -> Tensor:
-    """uint8 [N, 3, size, size], or [N, 1, size, size] where all are grey."""
+def _images(path: Path, line_of: dict[str, int], size: int) -> Tensor:
+    """The files named, each with its line: uint8 [N, 3, size, size], or one channel where all are grey."""
+    folder, lines = path.resolve().parent, list(line_of.values())
+    places = [_inside(path, folder, name, line) for name, line in line_of.items()]
     x = torch.empty(len(places), 3, size, size, dtype=torch.uint8)
 
     def read(i: int) -> None:
@@ -218,9 +218,7 @@ def named_images(path: Path, names: list[str], size: int) -> Tensor:
     for name in names:
         if name not in lines:
             raise InputError(f"{str(path)!r} has no row for {name}: is it the table that the run was trained on?")
-    folder = path.resolve().parent
-    places = [_inside(path, folder, name, lines[name]) for name in names]
-    return _images(path, places, [lines[name] for name in names], size)
+    return _images(path, {name: lines[name] for name in names}, size)
 
 
 def first_line(error: Exception) -> str:
