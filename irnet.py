@@ -90,7 +90,8 @@ class CorrectionEpoch:
 
     rule="smoothed": the released rule. The curve is averaged over `window` epochs (half on either side, the
         newest value left out), and e0 is the first epoch >= window at which the last window/10 steps of the
-        average fall below 1e-6 in the mean. window=100 is the release at 1,000 epochs.
+        average fall below 1e-6 in the mean. window=100 is the release at 1,000 epochs; a window of two would
+        compare a value with itself.
     rule="paper": Algorithm 1 as printed, sum_{i=e-9..e} (res[i] - res[i-1]) < 1e-5, from epoch 11 on (res[0]
         does not exist).
     fixed=N: e0 = N, whatever the curve does (Fig. 6).
@@ -99,9 +100,10 @@ class CorrectionEpoch:
     def __init__(self, window: int = 100, rule: str = "smoothed", fixed: int | None = None):
         if rule not in ("smoothed", "paper"):
             raise ValueError(f"rule must be 'smoothed' or 'paper', not {rule!r}")
-        if window < 2:
-            raise ValueError(f"window must be at least 2 epochs, not {window}")
+        if window < 3:
+            raise ValueError(f"window must be at least 3 epochs, not {window}")
         self.window, self.rule, self.fixed = window, rule, fixed
+        self.earliest = fixed if fixed is not None else window if rule == "smoothed" else 11
         self.curve: list[float] = []
         self.e0: int | None = None
 
@@ -114,12 +116,10 @@ class CorrectionEpoch:
 
     def _converged(self) -> bool:
         res, n = self.curve, len(self.curve)
-        if self.fixed is not None:
-            return n >= self.fixed
+        if n < self.earliest or self.fixed is not None:
+            return n >= self.earliest
         if self.rule == "paper":
-            return n >= 11 and res[-1] - res[-11] < 1e-5  # the sum telescopes
-        if n < self.window:
-            return False
+            return res[-1] - res[-11] < 1e-5  # the sum telescopes
         half, steps = self.window // 2, max(1, self.window // 10)
 
         def smoothed(t: int) -> float:
@@ -167,7 +167,7 @@ class IRNet:
         if weights_after not in ("value", "uniform", "1/C"):
             raise ValueError(f"weights_after must be 'value', 'uniform' or '1/C', not {weights_after!r}")
         self.candidates, self.tau, self.swap, self.weights_after = candidates, tau, swap, weights_after
-        self.epoch = CorrectionEpoch(window or max(2, epochs // 10), rule, e0)
+        self.epoch = CorrectionEpoch(window or max(10, epochs // 10), rule, e0)
         n, device = len(candidates), candidates.device
         self.corrected_at = torch.zeros(n, dtype=torch.int32, device=device)  # epoch of the latest correction
         self.corrected_to = torch.full((n,), -1, dtype=torch.int32, device=device)  # the label it moved in

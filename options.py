@@ -122,7 +122,7 @@ def parser() -> argparse.ArgumentParser:
         choices=["smoothed", "paper"],
         help="the released rule on a smoothed curve, or Algorithm 1 as printed (default smoothed)",
     )
-    g.add_argument("--window", type=int, metavar="N", help="of the smoothed rule; 0 is epochs/10, at least 2")
+    g.add_argument("--window", type=int, metavar="N", help="of the smoothed rule; 0 is epochs/10, at least 10")
     g.add_argument(
         "--val",
         default="holdout",
@@ -241,7 +241,7 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
         if not table and votes.has_features(Path(c.dataset)):
             preset = preset | dict(arch="mlp")
     elif c.arch in ("cnn", "mlp"):
-        preset = SMALL | {name: preset[name] for name in ("window", "threads")}
+        preset = SMALL | dict(threads=preset["threads"])
     elif c.arch == "resnet18" and c.dataset == "digits":
         preset = RELEASED | dict(epochs=preset["epochs"], image_size=0)
     for name, value in preset.items():
@@ -275,7 +275,7 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
         ("tau", 0 <= c.tau < 1, "in [0, 1)"),
         ("crop", 0 < c.crop <= 1, "in (0, 1]"),
         ("flip", 0 <= c.flip <= 1, "in [0, 1]"),
-        ("window", c.window == 0 or c.window >= 2, "0 (epochs/10) or at least 2"),
+        ("window", c.window == 0 or c.window >= 3, "0 (epochs/10, at least 10) or at least 3"),
         ("limit_train", c.limit_train is None or c.limit_train >= 2, "at least 2"),
         ("min_votes", c.min_votes >= 1, "at least 1"),
         ("reliability", 0 < c.reliability <= 1, "in (0, 1]"),

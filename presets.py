@@ -22,7 +22,7 @@ SOURCED = {  # the large runs: value, and where it is from: P the paper, C the r
     "prototype_momentum": (0.99, "C"),
     "phi": ((0.95, 0.8), "C"),  # the share of PiCO's label weights that an epoch leaves, early and in the last one
     "classifier_loss": ("ce", "P"),  # PiCO's own; C: "sce" with IRNet on CIFAR-10 and KMNIST, "ce" without
-    "window": (0, "C"),  # of the smoothed rule for e0; 0 is epochs/10
+    "window": (0, "C"),  # of the smoothed rule for e0; 0 is epochs/10, at least 10 (the least: O)
     "threads": (0, "O"),  # of a CPU; 0 is torch's choice
 }
 RELEASED = {name: value for name, (value, _) in SOURCED.items()}
@@ -41,8 +41,7 @@ SMALL = RELEASED | dict(
     phi=(0.99, 0.6),
 )
 PRESETS = {
-    # 144 held-out digits make a rough curve, and a step of them is too little work for two threads
-    "digits": SMALL | dict(window=10, threads=1),
+    "digits": SMALL | dict(threads=1),  # a step of them is too little work for two threads
     "kmnist": RELEASED | dict(proto_start=100),  # C
     "fashion": RELEASED | dict(proto_start=100),  # O: as KMNIST
     "cifar10": RELEASED,

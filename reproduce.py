@@ -65,7 +65,7 @@ class Grid:
             name += f"{base}{'-irnet' if irnet else ''}"
             argv = ["--dataset", dataset, "--base", base, "--seed", str(seed), *self.options]
             if self.scale == "digits" and dataset not in self.datasets:
-                argv += ["--arch", "cnn", "--window", "10", "--threads", "1"]  # as digits has them
+                argv += ["--arch", "cnn", "--threads", "1"]  # as digits has them
             if q is not None:
                 name += f"-q{q:g}-eta{eta:g}"
                 argv += ["--q", str(q), "--eta", str(eta)]

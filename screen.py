@@ -137,6 +137,10 @@ class Screen:
         self.say(f"  network  {c.arch}, {encoders}, {million:.2f} M parameters, on {c.device}{threads}{precision}")
         self.say(f"  plan     {c.epochs} epochs of {self.steps} steps of {c.batch_size}; {what}")
         self.say(f"  e0       {rule}; the curve is from {curve}")
+        if s.refine.epoch.earliest >= c.epochs and not c.no_irnet:
+            self.say(
+                "           too few epochs to find it, so nothing will be corrected: --e0 N or a smaller --window"
+            )
         self.say(f"  files    {folder}" + (f"; going on after epoch {done}" if done else ""))
         self.say(
             "  columns  in per cent: val (see e0), test and train accuracy, samples whose truth is missing, hit"

@@ -50,7 +50,7 @@ BAD = [
     (["--weight-decay", "-1"], "--weight-decay"),
     (["--weight-decay", "inf"], "--weight-decay"),
     (["--flip", "1.5"], "--flip"),
-    (["--window", "1"], "--window"),
+    (["--window", "2"], "--window"),
     (["--limit-test", "0"], "--limit-test"),
     (["--image-size", "4"], "--image-size"),
     (["--seed", "-1"], "--seed"),

@@ -178,7 +178,7 @@ def test_correction_epoch_on_a_curve_with_known_answers(peak, smoothed, paper):
         assert watch.e0 == e0
 
 
-@pytest.mark.parametrize("window", [2, 6, 10, 37, 100])
+@pytest.mark.parametrize("window", [3, 6, 10, 37, 100])
 def test_smoothed_rule_against_the_running_average_written_out(window):
     rng = np.random.RandomState(window)
     curve = np.minimum(np.arange(300) / 120, 1) + rng.randn(300) * 0.05
@@ -196,8 +196,13 @@ def test_smoothed_rule_against_the_running_average_written_out(window):
 def test_correction_epoch_fixed_and_refused():
     watch = irnet.CorrectionEpoch(fixed=3)
     assert [watch.update(e) for e in range(5)] == [False, False, True, False, False]
-    rising = irnet.CorrectionEpoch(window=10)
-    assert not any(rising.update(e / 100) for e in range(100)) and rising.e0 is None
+    for window in (3, 4, 5, 10):
+        rising = irnet.CorrectionEpoch(window)
+        assert not any(rising.update(e / 100) for e in range(100)) and rising.e0 is None
+    with pytest.raises(ValueError, match="at least 3"):  # two would find e0 = 2 on this curve, as on any other
+        irnet.CorrectionEpoch(2)
+    sets = torch.eye(3, dtype=torch.bool)
+    assert [irnet.IRNet(sets, 0.1, epochs).epoch.window for epochs in (1000, 500, 40, 5)] == [100, 50, 10, 10]
     with pytest.raises(ValueError, match="rule"):
         irnet.CorrectionEpoch(rule="guess")
     again = irnet.CorrectionEpoch(fixed=3)

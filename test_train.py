@@ -75,6 +75,13 @@ def test_no_irnet_looks_for_e0_and_corrects_nothing():
     assert train.main([*argv, "--out", "with"]) == 0 and summary("with")["corrections"] > 0
 
 
+def test_a_run_too_short_for_e0_says_so_at_once(capsys):
+    for more, said in (([], True), (["--e0", "1"], False), (["--no-irnet"], False)):
+        argv = [*TOY, "--base", "cc", "--epochs", "2", *more, "--out", f"r{len(more)}{said}"]
+        assert train.main(argv) == 0
+        assert ("too few epochs to find it" in capsys.readouterr().out) is said, argv
+
+
 @pytest.mark.parametrize("irnet", [[], ["--no-irnet"]], ids=["irnet", "no-irnet"])
 def test_held_out_part_joins_after_e0(irnet, monkeypatch):
     original, seen = train.train_step, []
