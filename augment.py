@@ -185,7 +185,7 @@ def randaugment(x: Tensor, generator: Generator | None = None, times: int = 1) -
     n, device = len(x), x.device
     share = -(-n // len(RANGES))
     rows = torch.arange(share * len(RANGES), device=device)
-    low, high = (torch.tensor(end, device=device).view(-1, 1) for end in zip(*RANGES.values(), strict=True))
+    low, high = (constant(end, device).view(-1, 1) for end in zip(*RANGES.values(), strict=True))
     x, row = x.contiguous(), rows[:n]  # sample i is x[row[i]]: put back into its order once, at the end
     shuffled, done = (x.new_empty(len(rows), *x.shape[1:]) for _ in range(2))  # fresh memory is slow on a CPU
     for _ in range(times):
@@ -294,8 +294,13 @@ def cutout(x: Tensor, top: Tensor, left: Tensor, bottom: Tensor, right: Tensor) 
     rows = (pixel >= top[:, None]) & (pixel < bottom[:, None])  # [n, size]
     columns = (pixel >= left[:, None]) & (pixel < right[:, None])
     inside = (rows[:, :, None] & columns[:, None, :])[:, None].float()  # [n, 1, size, size]
-    fill = torch.tensor((125.0, 123.0, 114.0), device=x.device).view(1, 3, 1, 1) / 255
+    fill = constant((125.0, 123.0, 114.0), x.device).view(1, 3, 1, 1) / 255
     return torch.lerp(x, fill if x.shape[1] == 3 else to_grey(fill), inside)
+
+
+def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """On the device without waiting for it, as torch.tensor(values, device="cuda") would."""
+    return torch.tensor(values, device="cpu").to(device, non_blocking=device.type == "cuda")
 
 
 def compile_operations() -> None:

@@ -75,8 +75,8 @@ def reweight(
     if value is None:
         new = torch.where(candidates, 1.0, new)
     else:
-        entry = torch.as_tensor(value, dtype=new.dtype, device=new.device).expand(len(new))
-        new = new.scatter(1, label[:, None], entry[:, None])
+        entry = value.to(new.dtype).expand(len(new))[:, None] if torch.is_tensor(value) else value
+        new = new.scatter(1, label[:, None], entry)
     total = (new * candidates).sum(1, keepdim=True)  # over the corrected S
     new = torch.where(candidates, new / total.clamp_min(1e-12), new)
     return torch.where(flagged[:, None], new, weights)
@@ -235,7 +235,7 @@ def estimate_noise(logits: Tensor, candidates: Tensor) -> tuple[float, float, tu
     """
     size, classes = candidates.sum(1), candidates.shape[1]
     tells = (size > 0) & (size < classes)
-    z, inside = logits[tells].double().cpu(), candidates[tells].cpu()
+    z, inside = logits[tells].cpu().double(), candidates[tells].cpu()
     if not len(z):
         return math.nan, math.nan, (math.nan, math.nan)
     size = inside.sum(1)

@@ -70,7 +70,9 @@ class Setup:
         self.refine = irnet.IRNet(self.candidates, c.tau, c.epochs, **e0, **after)
         trained = [p for p in self.network.parameters() if p.requires_grad]
         self.optimizer = torch.optim.SGD(trained, c.lr, momentum=0.9, weight_decay=c.weight_decay, foreach=True)
-        self.bf16 = c.amp == "bf16" or c.amp == "auto" and c.device == "cuda" and torch.cuda.is_bf16_supported()
+        self.bf16 = (
+            c.amp == "bf16" or c.amp == "auto" and c.device == "cuda" and torch.cuda.is_bf16_supported(False)
+        )
         if c.compile:
             augment.compile_operations()
             for encoder in self.network.modules():
@@ -85,7 +87,8 @@ class Setup:
         self.noise = c.feature_noise * torch.tensor(d.std, device=device).view(1, -1, 1, 1) if features else None
 
     def autocast(self):
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+        """Weights are cast for every pass: a copy kept from one without gradients would get none in the next."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False)
 
     def batches(self, order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """(index, images) of the mini-batches, on the device; from the host each is copied one batch ahead."""
@@ -150,8 +153,9 @@ def base_options(c: argparse.Namespace, s: Setup, seeded: torch.Generator) -> di
     """What a method takes beside the candidate sets."""
     if c.base in baselines.PICO_FAMILY:
         pico = dict(proto_start=c.proto_start, classifier_loss=c.classifier_loss, phi=tuple(c.phi), f=c.f)
-        start = max(2, round(c.epochs * 5 / 800))
-        more = {"pico+": dict(generator=s.generator, queue_size=c.queue, start=start), "alim": dict(eta=c.eta)}
+        start, near = (50, 5) if c.dataset == "cifar100" else (5, 16)  # as published, at 800 epochs
+        plus = dict(start=max(2, round(c.epochs * start / 800)), neighbours=near)
+        more = {"pico+": plus | dict(generator=s.generator, queue_size=c.queue), "alim": dict(eta=c.eta)}
         return pico | more.get(c.base, {})
     if c.base in ("supervised", "dividemix"):
         chosen = (

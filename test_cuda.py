@@ -58,15 +58,31 @@ def setup(base: str, arch: str) -> train.Setup:
     return s
 
 
+def step(s: train.Setup, monkeypatch, views: str, correcting: bool) -> tuple[torch.Tensor, ...]:
+    """One step; numbers copied from the host in it make the host wait for all that the card has to do."""
+    original = torch.tensor
+
+    def tensor(*values, device=None, **options):
+        if torch.device(device or "cuda").type == "cuda":
+            raise RuntimeError("the host waits")
+        return original(*values, device=device, **options)
+
+    monkeypatch.setattr(torch, "tensor", tensor)
+    monkeypatch.setattr(torch, "as_tensor", tensor)
+    return train.train_step(
+        s, argparse.Namespace(views=views), *next(s.batches(torch.arange(N), BATCH)), correcting
+    )
+
+
 CASES = [(base, arch, after) for base in losses.BASES for arch in SHAPES for after in (False, True)]
 CASES += [(base, "cnn", True) for base in baselines.METHODS if base not in losses.BASES]
 
 
 @pytest.mark.parametrize(("base", "arch", "correcting"), CASES)
-def test_a_whole_step_stays_on_the_device(fake_cuda, base, arch, correcting):
+def test_a_whole_step_stays_on_the_device(fake_cuda, base, arch, correcting, monkeypatch):
     s = setup(base, arch)
-    (index, x), *_ = s.batches(torch.arange(N), BATCH)
-    loss, tau, counts = train.train_step(s, argparse.Namespace(views="ws"), index, x, correcting)
+    s.refine.weights_after = "1/C" if arch == "cnn" else "value"
+    loss, tau, counts = step(s, monkeypatch, "ws", correcting)
     assert loss.shape == () and tau.shape == (BATCH,) and counts.shape == (6,)
     assert {t.device.type for t in (loss, tau, counts)} == {"cuda"}
 
@@ -77,15 +93,16 @@ def test_a_whole_step_stays_on_the_device(fake_cuda, base, arch, correcting):
         (lambda p, s: irnet.margin(p, s).sum().item(), "_local_scalar_dense"),
         (lambda p, s: irnet.margin(p, s) + torch.zeros(BATCH, device="cpu"), "on the same device"),
         (lambda p, s: p[s], "nonzero"),
+        (lambda p, s: p * torch.tensor(0.5, device=p.device), "the host waits"),
     ],
-    ids=["item", "cpu tensor", "boolean index"],
+    ids=["item", "cpu tensor", "boolean index", "numbers from the host"],
 )
 def test_the_check_catches_what_is_planted(fake_cuda, monkeypatch, plant, complaint):
     s = setup("proden", "cnn")
     original = irnet.hits
     monkeypatch.setattr(irnet, "hits", lambda p, c, y: (plant(p, c), original(p, c, y))[1])
     with pytest.raises(Exception, match=complaint):
-        train.train_step(s, argparse.Namespace(views="w"), *next(s.batches(torch.arange(N), BATCH)), False)
+        step(s, monkeypatch, "w", False)
 
 
 def test_ranks_on_cards_use_torchs_own_batch_normalisation(fake_cuda):

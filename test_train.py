@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import baselines
 import data
 import losses
 import options
@@ -39,6 +40,8 @@ def test_every_base_trains_corrects_and_leaves_its_files(base, arch, capsys):
     assert (label[~touched] == -1).all()
     assert got["noise_after"] == pytest.approx(1 - after[np.arange(200), truth].mean())
     assert [row["corrections"] for row in rows("r")][:2] == [0, 0]
+    unseen = max(rows("r")[:2], key=lambda row: (row["val"], row["epoch"]))  # later the held-out part is trained on
+    assert got["val_selected"] == unseen["test"]
     state = torch.load("r/checkpoint.pt", weights_only=True)
     assert np.array_equal(state["refine"]["candidates"].numpy(), after)
 
@@ -58,6 +61,36 @@ def test_more_views_make_more_work_only_after_e0(monkeypatch):
     assert train.main(argv) == 0
     steps = 200 // 32
     assert made == ["weak"] * steps + ["weak", "weak", "strong"] * steps
+
+
+@pytest.mark.parametrize("base", [base for base in baselines.METHODS if base not in baselines.WITHOUT_IRNET])
+def test_half_precision_trains_and_corrects(base, monkeypatch):
+    """As on a card that has it: the networks alone are in bf16, before and after e0, and their weights learn."""
+    kinds, original, steps = set(), data.weak, []
+    monkeypatch.setattr(data, "weak", lambda *a, **o: kinds.add((v := original(*a, **o)).dtype) or v)
+    step = train.train_step
+    monkeypatch.setattr(train, "train_step", lambda s, c, *more: (step(s, c, *more), steps.append(gradients(s)))[0])
+    argv = [
+        *TOY,
+        "--limit-train",
+        "64",
+        "--base",
+        base,
+        "--amp",
+        "bf16",
+        "--epochs",
+        "2",
+        "--e0",
+        "1",
+        "--tau",
+        "0",
+    ]
+    assert train.main([*argv, "--views", "ws", "--out", "r"]) == 0
+    assert kinds == {torch.float32} and len(steps) > 2 and all(steps)
+
+
+def gradients(s) -> bool:
+    return all(p.grad is not None and bool(p.grad.any()) for g in s.optimizer.param_groups for p in g["params"])
 
 
 def test_swap_keeps_the_sizes_of_the_sets():

@@ -114,10 +114,10 @@ def train_step(s: Setup, c: argparse.Namespace, index: Tensor, x: Tensor, correc
     """One mini-batch, index [B] and images x -> the loss, Eq. 4's tau [B], six counts. Reads nothing back."""
     labels = s.labels[index]
     views = [s.view(kind, x) for kind in s.base.views]
-    augmented = c.views if correcting and c.views != "none" else ""
+    augmented = [s.view(kind, x) for kind in c.views] if correcting and c.views != "none" else []  # A(x)
     with s.autocast():
         # f(z) for every z in A(x), once correcting; first, while the memory of f(x)'s gradients is still free
-        f_z = [s.base.probabilities(s.network, s.view(kind, x)) for kind in augmented]
+        f_z = [s.base.probabilities(s.network, z) for z in augmented]
         loss, f_x = s.base.loss(s.network, views, index)
     s.optimizer.zero_grad(set_to_none=True)
     loss.backward()  # Alg. 1: train the predictive model f on B_t
@@ -292,6 +292,7 @@ def summarise(c: argparse.Namespace, s: Setup, rows: list[dict]) -> dict:
     right = sum(row["corrections"] * row["correction_precision"] for row in rows if row["corrections"])
     seconds = sum(row["seconds"] for row in rows)
     best, last = max(row["test"] for row in rows), rows[-1]["test"]
+    unseen = rows[: s.refine.e0]  # until then the held-out part, that `val` is from, was not trained on
     return dict(
         dataset=c.dataset,
         base=c.base,
@@ -306,7 +307,7 @@ def summarise(c: argparse.Namespace, s: Setup, rows: list[dict]) -> dict:
         best=best,
         last=last,
         gap=best - last,
-        val_selected=max(rows, key=lambda row: (row["val"], row["epoch"]))["test"],
+        val_selected=max(unseen, key=lambda row: (row["val"], row["epoch"]))["test"],
         transductive=rows[-1]["transductive"],
         noise_before=irnet.noise_level(s.before, s.dataset.labels) if s.dataset.truth_known else math.nan,
         noise_after=rows[-1]["noise_level"],
