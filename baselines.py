@@ -104,7 +104,7 @@ class PiCOPlus(PiCO):
         n, device = len(candidates), candidates.device
         self.generator, self.pure, self.neighbours = generator, pure, neighbours
         self.start, self.nearest = max(1, start), False  # first epoch of reliability; whether neighbours count
-        self.distance = torch.zeros(n, device=device)
+        self.distance = torch.full((n,), math.inf, device=device)  # of those not yet trained on
         self.reliable = torch.ones(n, dtype=torch.bool, device=device)
         self.queue_reliable = torch.zeros(queue_size, dtype=torch.bool, device=device)
 
@@ -154,7 +154,7 @@ class PiCOPlus(PiCO):
         super().end_epoch(epoch, epochs)
         self.nearest = epoch + 1 > epochs / 8
         if self.epoch >= self.start:
-            closest = self.distance.argsort()[: int(self.pure * len(self.distance))]
+            closest = self.distance.argsort()[: int(self.pure * self.distance.isfinite().sum())]
             self.reliable = torch.zeros_like(self.reliable).index_fill_(0, closest, True)
 
 
@@ -259,7 +259,7 @@ class DivideMix(Base):
 def clean_probability(loss: Tensor) -> Tensor:
     """The probability [N] of the component with the lower mean, over the losses scaled to [0, 1]."""
     scaled = (loss - loss.min()) / (loss.max() - loss.min()).clamp_min(1e-12)
-    return two_gaussians(scaled)[3].float()
+    return two_gaussians(scaled.cpu())[3].float().to(loss.device)  # in double, which not every device has
 
 
 def two_gaussians(

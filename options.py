@@ -232,6 +232,8 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
     for name in ("classifier_loss", "proto_start", "queue", "key_momentum", "phi", "prototype_momentum"):
         if getattr(c, name) is not None and c.base not in baselines.PICO_FAMILY:
             raise InputError(f"--{name.replace('_', '-')}: only with --base pico and its kind, not {c.base}")
+        if getattr(c, name) is not None and c.base == "pico+" and name in ("classifier_loss", "proto_start"):
+            raise InputError(f"--{name.replace('_', '-')}: pico+ has its own")
     if c.beta is not None and c.base != "lwc":
         raise InputError(f"--beta: only with --base lwc, not {c.base}")
     c.beta = 1.0 if c.beta is None else c.beta

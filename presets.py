@@ -77,6 +77,7 @@ def preset_table() -> str:
     lines = [
         "defaults by dataset; with --arch cnn or mlp the last column. The letters say where the values of the",
         "large runs are from: P the paper, C the released code, O ours. Those of digits and of cnn, mlp are ours.",
+        "One's own data: as digits, --threads too; resnet18 on them as on cifar10, on digits with 40 epochs.",
         "",
     ]
     lines.append(" " * 25 + "".join(name.rjust(11) for name in columns))

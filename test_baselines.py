@@ -215,6 +215,11 @@ def test_pico_plus_keeps_the_nearest_as_reliable():
     assert base.reliable.tolist() == [False] * 4 + [True] * 6
     base.end_epoch(10, 80)
     assert base.nearest
+    base.distance[-5:] = math.inf  # not trained on yet: neither reliable nor counted
+    base.end_epoch(11, 80)
+    assert base.reliable.tolist() == [False] * 2 + [True] * 3 + [False] * 5
+    fresh = baselines.PiCOPlus(torch.ones(10, 4, dtype=torch.bool), queue_size=8)
+    assert fresh.distance.isinf().all()
 
 
 # ------------------------------------------------------------------ DivideMix

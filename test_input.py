@@ -42,6 +42,8 @@ BAD = [
     (["--beta", "1"], "--beta"),
     (["--beta", "-1", "--base", "lwc"], "--beta"),
     (["--classifier-loss", "sce", "--base", "rc"], "--classifier-loss"),
+    (["--classifier-loss", "sce", "--base", "pico+", "--no-irnet"], "--classifier-loss"),
+    (["--proto-start", "3", "--base", "pico+", "--no-irnet"], "--proto-start"),
     (["--phi", "0.9", "1.2"], "--phi"),
     (["--phi", "0.9"], "--phi"),
     (["--key-momentum", "1"], "--key-momentum"),
