@@ -29,7 +29,7 @@ from torchvision.transforms.functional import pil_to_tensor
 import augment
 import data
 import train
-from options import configure
+from options import Parser, configure
 from runs import Run
 
 Row = dict
@@ -295,7 +295,7 @@ THREADS = torch.get_num_threads()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("bench.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), help="these parts alone")
     parser.add_argument("--out", default="bench.json", help="where the table goes as JSON (default bench.json)")
     chosen = parser.parse_args()

@@ -29,6 +29,7 @@ import models
 import review
 import votes
 from data import Dataset, InputError
+from options import Parser
 from presets import PRESETS
 
 SIZE = 32  # of images from files, and of arrays of oblong ones
@@ -91,6 +92,7 @@ class Scored:
     agreement: Tensor
     labels: Tensor
     files: list[str]
+    single: bool  # one label each, which nobody confirmed
 
 
 def set_aside(d: Dataset, path: Path, reliability: float) -> None:
@@ -113,7 +115,8 @@ def set_aside(d: Dataset, path: Path, reliability: float) -> None:
         )
     rest = torch.ones(len(share), dtype=torch.bool).index_fill_(0, chosen, False)
     labels = d.labels[chosen]
-    d.scored = Scored(d.candidates[chosen], share[chosen], labels, votes.pick(d.files, chosen))
+    single = bool((counted[chosen].sum(1) == 1).all() and (labels < 0).any())
+    d.scored = Scored(d.candidates[chosen], share[chosen], labels, votes.pick(d.files, chosen), single)
     d.test_images, d.test_labels = (
         d.images[chosen],
         torch.where(labels < 0, counted[chosen].int().argmax(1), labels),
@@ -231,16 +234,13 @@ class Model:
     def __call__(self, x: Tensor) -> Tensor:
         """Probabilities [N, C] of uint8 images [N, 3 or 1, H, W] or features [N, D, 1, 1]."""
         shape = self.config["network"]
-        if (
-            x.is_floating_point() != self.config["features"]
-            or self.config["features"]
-            and x.shape[1] != shape["channels"]
-        ):
-            wanted = f"features [N, {shape['channels']}]" if self.config["features"] else "images"
+        features, floats = self.config["features"], x.is_floating_point()
+        if floats != features or features and x.shape[1] != shape["channels"]:
+            wanted = f"features [N, {shape['channels']}]" if features else "images"
             raise InputError(
-                f"the model takes {wanted}, not {list(x.shape[:2] if x.is_floating_point() else x.shape)}"
+                f"the model takes {wanted}, not {f'features {list(x.shape[:2])}' if floats else 'images'}"
             )
-        if x.is_floating_point():
+        if floats:
             return torch.cat([self.network(part).softmax(1) for part in x.split(500)])
         if x.shape[1] != shape["channels"]:
             luma = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
@@ -264,9 +264,7 @@ def predict(folder: Path, files: list[Path], every: bool) -> str:
             arrays = votes.read_arrays(path)
             name = next((name for name in ("x", "x_test", "x_train") if name in arrays), None)
             if name is None:
-                raise InputError(
-                    f"{str(path)!r} lacks x (or x_test or x_train); it has {', '.join(arrays) or 'nothing'}"
-                )
+                raise InputError(f"{str(path)!r} lacks x (or x_test or x_train); {votes.contents(path, arrays)}")
             p = model(votes.as_input(arrays[name], f"{name} of {str(path)!r}"))
             found += [(f"{path}:{i}", row) for i, row in enumerate(p)]
             continue
@@ -285,12 +283,12 @@ def predict(folder: Path, files: list[Path], every: bool) -> str:
 
 
 def review_page(folder: Path, d: Dataset | None = None, path: str | None = None, root: str = "data") -> bytes:
-    """review.html from labels.csv, the model and the data: the hundred most suspicious training samples."""
+    """review.html from labels.csv, the model and the data: the hundred most suspicious samples."""
     model = Model(folder)
     path = path or model.config["dataset"]
     try:
         with (folder / "labels.csv").open(newline="", encoding="utf-8") as file:
-            rows = [row for row in csv.DictReader(file) if row["split"] == "train"]
+            rows = list(csv.DictReader(file))
             key = next(iter(rows[0]))
     except (OSError, KeyError, IndexError, UnicodeDecodeError):
         raise InputError(
@@ -305,8 +303,10 @@ def review_page(folder: Path, d: Dataset | None = None, path: str | None = None,
             d = dataset(argparse.Namespace(**model.config | dict(dataset=path, data=root)))
             if d.fingerprint() != model.config["fingerprint"]:
                 raise InputError(f"{path} does not have the data that the run was trained on")
-        place = {name: i for i, name in enumerate(d.files or map(str, range(len(d.images))))}
-        chosen = d.images[[place[name] for name in names]]
+        place = dict(zip(d.files or map(str, range(len(d.images))), d.images, strict=True))
+        if d.scored:
+            place |= dict(zip(d.scored.files, d.test_images, strict=False))
+        chosen = torch.stack([place[name] for name in names])
     for row, name, image, p in zip(rows, names, chosen, model(chosen), strict=True):
         row |= dict(name=name, image=None, large=votes.is_table(Path(path)))
         if row["large"]:  # the file itself, not what the network sees of it
@@ -318,7 +318,7 @@ def review_page(folder: Path, d: Dataset | None = None, path: str | None = None,
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("crowd.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="predict|review")
     p = commands.add_parser("predict", help="labels of new images, or of an .npz, as CSV")
     p.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")

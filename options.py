@@ -24,12 +24,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str):
         """One line and exit 2."""
         if parallel.first():
-            print(f"error: {message} (python train.py --help lists the options)", file=sys.stderr)
+            print(f"error: {message} (python {self.prog} --help lists the options)", file=sys.stderr)
         raise SystemExit(2)
 
 
 def parser() -> argparse.ArgumentParser:
     p = Parser(
+        prog="train.py",
         description="Partial-label learning with noisy candidate sets: a base, and IRNet on top of it.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=preset_table(),
@@ -69,7 +70,8 @@ def parser() -> argparse.ArgumentParser:
         dest="image_size",
         type=int,
         metavar="N",
-        help="resize the images to N x N; 0 leaves them (default below; one's own: files to 32, square arrays not)",
+        help="resize the images to N x N; 0 leaves them (default below; one's own: files and oblong arrays to 32, "
+        "square arrays not)",
     )
     g = p.add_argument_group("one's own data")
     g.add_argument(
@@ -192,7 +194,7 @@ def parser() -> argparse.ArgumentParser:
     )
     g.add_argument("--out", metavar="DIR", help="folder of the run (default runs/<what it is>)")
     g.add_argument("--resume", action="store_true", help="go on with an interrupted run, exactly")
-    g.add_argument("--overwrite", action="store_true", help="replace the run that --out holds")
+    g.add_argument("--overwrite", action="store_true", help="replace the run that the folder holds")
     g.add_argument(
         "--save-every",
         type=int,
@@ -219,7 +221,8 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
     own = c.dataset not in PRESETS
     table = votes.is_table(Path(c.dataset))
     if own and not table and not c.dataset.lower().endswith(".npz") and not Path(c.dataset).is_dir():
-        raise InputError(nearest("--dataset", c.dataset, [*PRESETS, "file.csv", "file.npz", "folder"]))
+        known = [*PRESETS, "a .csv or .tsv table", "an .npz", "a folder of .npy files"]
+        raise InputError(nearest("--dataset", c.dataset, known))
     for name, value in OWN.items():
         if getattr(c, name) is None:
             setattr(c, name, value)
@@ -283,7 +286,11 @@ def configure(argv: list[str] | None = None) -> argparse.Namespace:
         ("reliability", 0 < c.reliability <= 1, "in (0, 1]"),
         ("feature_noise", 0 <= c.feature_noise <= 10, "from 0 to 10"),
         ("limit_test", c.limit_test is None or c.limit_test >= 1, "at least 1"),
-        ("image_size", c.image_size == 0 or 8 <= c.image_size <= 1024, "0 (as they are) or from 8 to 1024"),
+        (
+            "image_size",
+            c.image_size == 0 and not table or 8 <= c.image_size <= 1024,
+            "from 8 to 1024" if table else "0 (as they are) or from 8 to 1024",
+        ),
         ("seed", 0 <= c.seed < 2**63, "at least 0"),
         ("out", c.out != "", "a folder's name"),
         ("proto_start", c.proto_start >= 1, "at least 1"),

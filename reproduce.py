@@ -25,7 +25,7 @@ from pathlib import Path
 
 from data import InputError
 from figures import FIGURES
-from options import configure, recorded
+from options import Parser, configure, recorded
 from tables import TABLES
 
 HERE = Path(__file__).parent
@@ -150,7 +150,7 @@ def _list(value) -> list:
 
 def main(argv: list[str] | None = None) -> int:
     wanted = ["list", *TABLES, *FIGURES]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("reproduce.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=wanted, metavar="WHAT", help=", ".join(wanted))
     parser.add_argument("--scale", default="digits", choices=list(SCALES), help="size of the runs (default digits)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default 0 1 2)")

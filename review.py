@@ -68,9 +68,10 @@ def page(rows: list[dict], classes: list[str], name: str, total: int, flagged: i
 <title>Review of {html.escape(name)}</title>
 <style>{STYLE}</style>
 <h1>Review of {html.escape(name)}</h1>
-<p>The {len(rows)} most suspicious of {total:,} samples, {flagged:,} of which are flagged: the network finds a label
-outside the given set more probable than any inside it. Margin: the most probable label inside less the most
-probable outside (Eq. 4). All samples are in labels.csv.</p>
+<p>The {len(rows)} most suspicious of {total:,} samples, {flagged:,} of which are flagged: a label outside the given
+set is more probable than any inside it. Margin: the most probable label inside less the most probable outside (Eq.
+4), by what the run corrects with, in PiCO its prototypes; the bars are the classifier's, which may differ. All
+samples are in labels.csv.</p>
 <form><label>Class <select><option value="">all</option>{options}</select></label> <output></output></form>
 <main>
 {cards}
@@ -98,6 +99,8 @@ def card(row: dict, number: dict[str, int]) -> str:
     )
     facts += [("probable", likely), ("margin", e(row["margin"]))]
     facts += [(key, e(row[key])) for key in ("agreement", "truth") if row[key]]
+    if row["split"] == "score":
+        facts.append(("set aside", "for scoring, so never corrected"))
     items = "".join(f"<dt>{key}</dt><dd>{value}</dd>" for key, value in facts)
     touches = " ".join(str(number[label]) for label in sorted(touched) if label in number)
     return f'<article data-classes="{touches}">{image}<h2>{e(row["name"])}</h2><dl>{items}</dl></article>'

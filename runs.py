@@ -93,7 +93,7 @@ class Run:
         to go on from (None where the run begins), and whether the run is finished."""
         try:
             if not resume:
-                self._fresh = lambda: self._choose(overwrite)
+                self._fresh = lambda: self._choose(overwrite, config["dataset"])
                 self._fresh()
                 return None, False
             self.folder = self._find(config)
@@ -131,9 +131,12 @@ class Run:
             return None
         return config if isinstance(config, dict) else None
 
-    def _choose(self, overwrite: bool) -> None:
+    def _choose(self, overwrite: bool, dataset: str) -> None:
         """A folder without a run; where the user did not name one, the next free number is appended."""
         folder, number = self.folder, 2
+        had = (self._config(folder) or {}).get("dataset", dataset)
+        if overwrite and not self.named and Path(had).resolve() != Path(dataset).resolve():
+            raise InputError(f"--overwrite: {folder} holds a run on {had}; name a folder with --out")
         while any((self.folder / name).exists() for name in FILES) and not overwrite:
             if self.named:
                 raise InputError(f"--out {self.folder} holds a run: add --resume to go on with it, --overwrite to "

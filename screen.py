@@ -6,6 +6,7 @@ import contextlib
 import math
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ import crowd
 import irnet
 import models
 import parallel
+from presets import PRESETS
 
 
 def per_cent(value: float | None) -> str:
@@ -45,7 +47,7 @@ class Screen:
 
     def __init__(self, epochs: int, steps: int, corrects: bool):
         self.stream = sys.stdout
-        self.mark = "  <- e0: correction starts" if corrects else "  <- e0"
+        self.corrects = corrects
         self.live = self.stream.isatty() and parallel.first()
         self.epochs, self.steps = epochs, steps
         self.began = self.shown = time.monotonic()
@@ -83,21 +85,25 @@ class Screen:
         if not self.headed or row["epoch"] % 20 == 1:
             self.say(self.HEAD)
             self.headed = True
-        p = per_cent
+        p, mark = per_cent, ""
+        if row["e0"] == row["epoch"]:
+            starts = self.corrects and row["epoch"] < self.epochs and row.get("tau") != math.inf
+            mark = "  <- e0: correction starts" if starts else "  <- e0"
         self.say(
             f"{row['epoch']:5d} {row['loss']:6.3f} {p(row['val'])} {p(row['test'])} {p(row['transductive'])} "
             f"{p(row['noise_level'])} {row['set_size']:5.2f} {p(row['phi_c'])} {p(row['phi_n'])} "
             f"{p(row['bayes_error'])} {row['corrections']:6d} {p(row['correction_precision'])} "
-            f"{row['images_per_second']:6.0f}" + (self.mark if row["e0"] == row["epoch"] else "")
+            f"{row['images_per_second']:6.0f}{mark}"
         )
         if "noise_estimate" in row:
             self.say(f"      noise estimate {estimated(row['noise_estimate'])}, from the held-out part")
-        if row.get("tau") == math.inf:
-            self.say(
-                "      nothing is corrected: with so little noise, more labels moved in would be wrong than right"
-            )
-        elif "tau" in row:
-            self.say(f"      tau {row['tau']:.4g}: at least half of the labels moved in should be right")
+        if "tau" in row:
+            noise = row["noise_estimate"]["high"]
+            noise = "" if noise is None else f", were {100 * noise:.1f} % noisy"
+            if row["tau"] == math.inf:
+                self.say(f"      nothing is corrected: more labels moved in would be wrong than right{noise}")
+            else:
+                self.say(f"      tau {row['tau']:.4g}: half of the labels moved in, or more, would be right{noise}")
         self.shown = time.monotonic()
 
     def opening(self, c, s, folder: Path, done: int) -> None:
@@ -108,6 +114,8 @@ class Screen:
         if d.truth_known:
             asked = f" (asked for {100 * c.eta:g} %)" if c.eta is not None else ""
             missing = f"the truth is missing from {100 * irnet.noise_level(s.before, d.labels):.2f} %{asked}"
+        elif (d.labels >= 0).any():
+            missing = f"the truth is known of {100 * (d.labels >= 0).float().mean():.0f} %, too little to report by"
         sets = s.before.sum(1).float().mean()
         encoders = "two encoders" if c.base in (*baselines.PICO_FAMILY, "dividemix") else "one encoder"
         million = models.parameter_count(s.network) / 1e6
@@ -126,14 +134,22 @@ class Screen:
         kind = (
             f"samples of {d.images.shape[1]} features" if s.noise is not None else f"images, {size}x{size} {colour}"
         )
-        tests = "test" if d.scored is None else "set-aside (the annotators agree on them most)"
+        why = (
+            "one label each, not confirmed" if d.scored and d.scored.single else "the annotators agree on them most"
+        )
+        tests = "test" if d.scored is None else f"set-aside ({why})"
         self.say(f"  data     {n:,} training and {len(s.test_images):,} {tests} {kind}, {d.num_classes} classes")
         self.say(f"  labels   {sets:.2f} candidates a sample; {missing}")
-        never = [
-            name for name, any_ in zip(crowd.class_names(d), s.before.any(0).tolist(), strict=True) if not any_
-        ]
-        if never:
-            self.say(f"           never a candidate: {', '.join(never[:10])}{' ...' * (len(never) > 10)}")
+        names = crowd.class_names(d)
+        spelt = Counter(map(str.casefold, names))
+        notes = {
+            "classes": names if c.dataset not in PRESETS else [],
+            "never a candidate": [n for n, ever in zip(names, s.before.any(0).tolist(), strict=True) if not ever],
+            "the same but for capitals": [name for name in names if spelt[name.casefold()] > 1],
+        }
+        for note, some in notes.items():
+            if some:
+                self.say(f"           {note}: {', '.join(some[:10])}{' ...' * (len(some) > 10)}")
         self.say(f"  network  {c.arch}, {encoders}, {million:.2f} M parameters, on {c.device}{threads}{precision}")
         self.say(f"  plan     {c.epochs} epochs of {self.steps} steps of {c.batch_size}; {what}")
         self.say(f"  e0       {rule}; the curve is from {curve}")

@@ -111,11 +111,58 @@ def test_the_model_is_reloaded_in_two_lines_and_predicts_new_files(capsys):
     Path("text.png").write_text("no image")
     np.savez("flat.npz", x=np.zeros((3, 5), np.float32))
     capsys.readouterr()
-    for files in (["text.png"], ["absent.png"], ["flat.npz"]):
-        assert crowd.main(["predict", "r", *files]) == 2
+    for file, why in (
+        ("text.png", "text.png"),
+        ("absent.png", ""),
+        ("flat.npz", "not features"),
+        ("mine", "votes.csv"),
+    ):
+        assert crowd.main(["predict", "r", file]) == 2
         out, err = capsys.readouterr()
-        assert err.startswith("error: ") and err.count("\n") == 1 and out == ""
+        assert err.startswith("error: ") and err.count("\n") == 1 and out == "" and why in err
+    for argv in ([], ["predict", "r"], ["check"]):
+        with pytest.raises(SystemExit, match="2"):
+            crowd.main(argv)
+        assert capsys.readouterr().err.count("\n") == 1
     assert crowd.main(["predict", "mine", "text.png"]) == 2 and "config.json" in capsys.readouterr().err
+
+
+def test_what_the_opening_says_of_ones_own_labels(capsys):
+    """What a slip in the table would look like, before anything is trained on it."""
+    truth, said = made(40, Path("mine"))
+    lines = Path("mine/votes.csv").read_text().splitlines()
+
+    def opening(*rows: str, head: str = "file,label") -> str:
+        Path("mine/v.csv").write_text("\n".join([head, *rows]))
+        assert train.main("--dataset mine/v.csv --size 8 --base cc --batch-size 8 --epochs 1".split()) == 0
+        return capsys.readouterr().out
+
+    files = [f"images/{i:03d}.png" for i in range(40)]
+    out = opening(*(f"{file},{NAMES[label[0]]}" for file, label in zip(files, said, strict=True)))
+    assert "8 set-aside (one label each, not confirmed)" in out and "classes: circle, cross, square, stripes" in out
+    assert "capitals" not in out and "correction starts" not in out
+    text = [line.replace(",a,", ",").replace(",b,", ",").replace(",c,", ",") for line in lines[1:]]
+    out = opening(*text[:-1], text[-1].upper().replace("IMAGES", "images").replace("PNG", "png"))
+    assert "the annotators agree on them most" in out and "the same but for capitals: " in out
+    known = [
+        f"{file},{NAMES[y] if i % 2 else ''},circle|{NAMES[y]}"
+        for i, (file, y) in enumerate(zip(files, truth, strict=True))
+    ]
+    out = opening(*known, head="file,truth,candidates")
+    assert "the truth is known of" in out
+
+
+def test_another_tables_run_is_not_overwritten_unless_its_folder_is_named(capsys):
+    for folder in ("one", "two"):
+        made(40, Path(folder))
+    argv = "--size 8 --base cc --batch-size 8 --epochs 1 --dataset".split()
+    assert train.main([*argv, "one/votes.csv"]) == 0
+    before = read("runs/votes-cc-irnet-seed0/labels.csv")
+    assert train.main([*argv, "two/votes.csv", "--overwrite"]) == 2
+    assert "one/votes.csv" in capsys.readouterr().err and read("runs/votes-cc-irnet-seed0/labels.csv") == before
+    assert train.main([*argv, "one/../one/votes.csv", "--overwrite"]) == 0
+    assert train.main([*argv, "two/votes.csv", "--overwrite", "--out", "runs/votes-cc-irnet-seed0"]) == 0
+    assert train.main([*argv, "one/votes.csv", "--size", "0"]) == 2 and "--image-size 0" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------ tables
@@ -293,7 +340,9 @@ def test_the_review_shows_what_labels_csv_says_and_asks_for_nothing_else():
     assert page.tags.count("article") == page.tags.count("img") == 100 and page.tags.count("option") == 5
     assert all(address.startswith("data:") for address in page.addresses) and "http" not in text
     assert "<b>&\"'circle" not in text and "&lt;b&gt;&amp;&quot;&#x27;circle" in text
-    shown = [row for row in table if row["split"] == "train"][:100]
+    shown = table[:100]
+    aside = sum(row["split"] == "score" for row in shown)
+    assert 0 < aside == text.count("for scoring, so never corrected")
     assert re.findall(r"<h2>(.*?)</h2>", text) == [row["file"] for row in shown]
     first = re.search(r'src="data:image/png;base64,(.*?)"', text)[1]
     thumbnail = np.array(Image.open(io.BytesIO(base64.b64decode(first))))

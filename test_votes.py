@@ -51,6 +51,7 @@ TABLES = {  # what is wrong: (the table, what the line names)
     "a folder": (GOOD + ".,a\n", ("line 10", "no image")),
     "a name with a NUL": (GOOD + "a\0b.png,a\n", ("line 10",)),
     "no name": (GOOD + ",a\n", ("line 10", "no file")),
+    "no name below Excel's first line": ("sep=,\r\n\n" + GOOD + ",a\n", ("line 12", "no file")),
     "no label column": ("file,class\n0.png,a\n", ("line 1", "label")),
     "both kinds": ("file,label,candidates\n0.png,a,a\n", ("line 1", "candidates")),
     "a column twice": ("file,label,label\n0.png,a,a\n", ("line 1", "once")),

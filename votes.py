@@ -8,6 +8,7 @@ import contextlib
 import csv
 import io
 import os
+import re
 import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -104,6 +105,8 @@ def _samples(path: Path) -> tuple[dict[str, Sample], bool]:
         raise _bad(path, content[: error.start].count(b"\n") + 1, "not UTF-8: save the table as UTF-8") from None
     except OSError as error:
         raise InputError(f"cannot read {str(path)!r}: {error.strerror}") from None
+    skipped = re.match(r"(\s*\n|sep=.\r?\n)*", text)[0]  # blank lines, and what Excel may write above the header
+    text, skipped = text[len(skipped) :], skipped.count("\n")
     first = text.split("\n", 1)[0]
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
     samples: dict[str, Sample] = {}
@@ -113,12 +116,12 @@ def _samples(path: Path) -> tuple[dict[str, Sample], bool]:
         known = [name for name in head if name in ("file", "label", "candidates", "annotator", "truth", "split")]
         if "file" not in head or len(kinds) != 1 or len(set(known)) < len(known):
             wanted = "file and label (a row a vote) or file and candidates (a row a sample), each once"
-            raise _bad(path, 1, f"the columns must be {wanted}, not {', '.join(head) or 'none'}")
+            raise _bad(path, skipped + 1, f"the columns must be {wanted}, not {', '.join(head) or 'none'}")
         for values in rows:
             if any(map(str.strip, values)):  # else a blank line
-                _row(path, rows.line_num, head, values, kinds[0], samples)
+                _row(path, skipped + rows.line_num, head, values, kinds[0], samples)
     except csv.Error as error:
-        raise _bad(path, rows.line_num, str(error)) from None
+        raise _bad(path, skipped + rows.line_num, str(error)) from None
     if not samples:
         raise InputError(f"{str(path)!r} has no rows below its header")
     return samples, kinds == ["label"]
@@ -244,6 +247,14 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     return {name: value for name, value in arrays.items() if isinstance(value, np.ndarray)}
 
 
+def contents(path: Path, found: dict) -> str:
+    """What was found in place of what was wanted."""
+    if path.is_dir() and not found:
+        tables = sorted(file.name for file in path.iterdir() if is_table(file))
+        return f"it has no .npy file: name {' or '.join(tables[:3]) or 'the table or the images'} in it"
+    return f"it has {', '.join(sorted(found)) or 'nothing'}"
+
+
 def _fits_memory(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         need = sum(entry.file_size for entry in archive.infolist())
@@ -270,7 +281,7 @@ def arrays(path: Path, classes: list[str] | None) -> Given:
     found, where = read_arrays(path), f"of {str(path)!r}"
     if "x_train" not in found or ("x_test" in found) != ("y_test" in found):
         wanted = "x_train" if "x_train" not in found else "y_test" if "x_test" in found else "x_test"
-        raise InputError(f"{str(path)!r} lacks {wanted}; it has {', '.join(sorted(found)) or 'nothing'}")
+        raise InputError(f"{str(path)!r} lacks {wanted}; {contents(path, found)}")
     x, x_test = (as_input(found[k], f"{k} {where}") if k in found else None for k in ("x_train", "x_test"))
     kind, sets = _sets(found, where, len(x))
     labels = {}  # class numbers, by the array's name
