@@ -70,9 +70,8 @@ class Setup:
         self.refine = irnet.IRNet(self.candidates, c.tau, c.epochs, **e0, **after)
         trained = [p for p in self.network.parameters() if p.requires_grad]
         self.optimizer = torch.optim.SGD(trained, c.lr, momentum=0.9, weight_decay=c.weight_decay, foreach=True)
-        self.bf16 = (
-            c.amp == "bf16" or c.amp == "auto" and c.device == "cuda" and torch.cuda.is_bf16_supported(False)
-        )
+        native = c.device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        self.bf16 = c.amp == "bf16" or c.amp == "auto" and native
         if c.compile:
             augment.compile_operations()
             for encoder in self.network.modules():
