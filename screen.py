@@ -149,7 +149,7 @@ class Screen:
         }
         for note, some in notes.items():
             if some:
-                self.say(f"           {note}: {', '.join(some[:10])}{' ...' * (len(some) > 10)}")
+                self.say(f"           {note}: {' | '.join(some[:10])}{' ...' * (len(some) > 10)}")
         self.say(f"  network  {c.arch}, {encoders}, {million:.2f} M parameters, on {c.device}{threads}{precision}")
         self.say(f"  plan     {c.epochs} epochs of {self.steps} steps of {c.batch_size}; {what}")
         self.say(f"  e0       {rule}; the curve is from {curve}")
