@@ -93,7 +93,7 @@ class Run:
         to go on from (None where the run begins), and whether the run is finished."""
         try:
             if not resume:
-                self._fresh = lambda: self._choose(overwrite, config["dataset"])
+                self._fresh = lambda: self._choose(overwrite, config.get("dataset", ""))
                 self._fresh()
                 return None, False
             self.folder = self._find(config)
