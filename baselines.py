@@ -1,8 +1,9 @@
 """The paper's other methods, each a base like those of losses.py: MAE, MSE, SCE, GCE, PLCR and PiCO+ (Section 4.2),
 supervised learning and DivideMix (Table 8), and ALIM, its authors' next method.
 
-MAE, MSE, SCE, GCE and PLCR also carry IRNet; the others have an answer to noise of their own, or none. Where a
-schedule was published in epochs it is kept as a share of the run, DivideMix's aside.
+MAE, MSE, SCE, GCE and PLCR also carry IRNet; the others have an answer to noise of their own, or none. A
+schedule published in epochs is kept as a share of the run; a warm-up (PiCO+, DivideMix) as it is, if it takes no
+more than a quarter of it, since samples sorted by a network that has learnt nothing yet are sorted by chance.
 """
 
 from __future__ import annotations
@@ -199,9 +200,7 @@ class DivideMix(Base):
     """DivideMix (Li et al., 2020) on one label a sample: two networks, each trained on the other's division of the
     data into clean (labelled) and noisy (unlabelled) samples by a mixture of two Gaussians on the losses; MixMatch.
 
-    Both networks take a step on every batch; the release trains them one after the other. Its warm-up (10 epochs)
-    and ramp (16) are kept but for runs so short that they would take more than a quarter each: a division by the
-    losses of a network that has learnt nothing yet is one by chance, and as a share of 20 epochs 10 of 300 is one.
+    Both networks take a step on every batch; the release trains them one after the other.
     """
 
     views = "ww"

@@ -152,8 +152,8 @@ def base_options(c: argparse.Namespace, s: Setup, seeded: torch.Generator) -> di
     """What a method takes beside the candidate sets."""
     if c.base in baselines.PICO_FAMILY:
         pico = dict(proto_start=c.proto_start, classifier_loss=c.classifier_loss, phi=tuple(c.phi), f=c.f)
-        start, near = (50, 5) if c.dataset == "cifar100" else (5, 16)  # as published, at 800 epochs
-        plus = dict(start=max(2, round(c.epochs * start / 800)), neighbours=near)
+        start, near = (50, 5) if c.dataset == "cifar100" else (5, 16)  # as published
+        plus = dict(start=max(2, min(start, c.epochs // 4)), neighbours=near)
         more = {"pico+": plus | dict(generator=s.generator, queue_size=c.queue), "alim": dict(eta=c.eta)}
         return pico | more.get(c.base, {})
     if c.base in ("supervised", "dividemix"):

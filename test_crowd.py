@@ -139,7 +139,9 @@ def test_what_the_opening_says_of_ones_own_labels(capsys):
 
     files = [f"images/{i:03d}.png" for i in range(40)]
     out = opening(*(f"{file},{NAMES[label[0]]}" for file, label in zip(files, said, strict=True)))
-    assert "8 set-aside (one label each, not confirmed)" in out and "classes: circle | cross | square | stripes" in out
+    assert (
+        "8 set-aside (one label each, not confirmed)" in out and "classes: circle | cross | square | stripes" in out
+    )
     assert "capitals" not in out and "correction starts" not in out
     text = [line.replace(",a,", ",").replace(",b,", ",").replace(",c,", ",") for line in lines[1:]]
     out = opening(*text[:-1], text[-1].upper().replace("IMAGES", "images").replace("PNG", "png"))
