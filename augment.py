@@ -299,7 +299,7 @@ def cutout(x: Tensor, top: Tensor, left: Tensor, bottom: Tensor, right: Tensor) 
 
 
 def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """On the device without waiting for it, as torch.tensor(values, device="cuda") would."""
+    """Numbers sent to the device; torch.tensor(values, device="cuda") would wait until it has them."""
     return torch.tensor(values, device="cpu").to(device, non_blocking=device.type == "cuda")
 
 

@@ -303,10 +303,10 @@ def review_page(folder: Path, d: Dataset | None = None, path: str | None = None,
             d = dataset(argparse.Namespace(**model.config | dict(dataset=path, data=root)))
             if d.fingerprint() != model.config["fingerprint"]:
                 raise InputError(f"{path} does not have the data that the run was trained on")
-        place = dict(zip(d.files or map(str, range(len(d.images))), d.images, strict=True))
-        if d.scored:
-            place |= dict(zip(d.scored.files, d.test_images, strict=False))
-        chosen = torch.stack([place[name] for name in names])
+        n, files = len(d.images), d.files or [str(i) for i in range(len(d.images))]
+        place = {name: i for i, name in enumerate(files + (d.scored.files if d.scored else []))}
+        numbers = [place[name] for name in names]
+        chosen = torch.stack([d.images[i] if i < n else d.test_images[i - n] for i in numbers])
     for row, name, image, p in zip(rows, names, chosen, model(chosen), strict=True):
         row |= dict(name=name, image=None, large=votes.is_table(Path(path)))
         if row["large"]:  # the file itself, not what the network sees of it
