@@ -2,8 +2,7 @@
 supervised learning and DivideMix (Table 8), and ALIM, its authors' next method.
 
 MAE, MSE, SCE, GCE and PLCR also carry IRNet; the others have an answer to noise of their own, or none. A
-schedule published in epochs is kept as a share of the run; a warm-up (PiCO+, DivideMix) as it is, if it takes no
-more than a quarter of it, since samples sorted by a network that has learnt nothing yet are sorted by chance.
+schedule published in epochs is kept as a share of the run, but for warm-ups (`warm_up`).
 """
 
 from __future__ import annotations
@@ -210,7 +209,7 @@ class DivideMix(Base):
     def __init__(self, candidates: Tensor, labels: Tensor, generator: Generator | None = None, epochs: int = 300):
         super().__init__(candidates)
         self.labels, self.generator = labels, generator
-        self.warm_up, self.ramp_length = (max(1, min(length, epochs // 4)) for length in (10, 16))
+        self.warm_up, self.ramp_length = warm_up(10, epochs), warm_up(16, epochs)
         self.clean: Tensor | None = None  # [2, N]: the probability to be clean, by each network
         self.epoch = 1
 
@@ -288,6 +287,12 @@ def two_gaussians(
 
 
 # ------------------------------------------------------------------ what several of them share
+
+
+def warm_up(published: int, epochs: int) -> int:
+    """As many epochs as were published, at most a quarter of the run: a share of a short run would be none, and
+    what a network that has learnt nothing yet sorts, it sorts by chance."""
+    return max(1, min(published, epochs // 4))
 
 
 def mixup(x: Tensor, target: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:

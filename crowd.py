@@ -162,7 +162,7 @@ def labels(s, p: Tensor, f: Tensor, tau_epsilon: float) -> bytes:
     """
     d, aside = s.dataset, s.dataset.scored
     p, f, given, after = p.cpu(), f.cpu(), s.before, s.candidates.cpu()
-    truth, files = d.labels, d.files or [str(i) for i in range(len(given))]
+    truth, files = d.labels, sample_names(d)
     more = len(p) - len(given)
     if more:
         sets = aside.candidates[:more]
@@ -200,6 +200,11 @@ def labels(s, p: Tensor, f: Tensor, tau_epsilon: float) -> bytes:
             ]
             table.writerow([files[i], *values, *moved, *known, "train" if i < len(s.before) else "score"])
     return text.getvalue().encode()
+
+
+def sample_names(d: Dataset) -> list[str]:
+    """Of the training samples: their files, else their rows."""
+    return d.files or [str(i) for i in range(len(d.images))]
 
 
 def class_names(d: Dataset) -> list[str]:
@@ -303,8 +308,8 @@ def review_page(folder: Path, d: Dataset | None = None, path: str | None = None,
             d = dataset(argparse.Namespace(**model.config | dict(dataset=path, data=root)))
             if d.fingerprint() != model.config["fingerprint"]:
                 raise InputError(f"{path} does not have the data that the run was trained on")
-        n, files = len(d.images), d.files or [str(i) for i in range(len(d.images))]
-        place = {name: i for i, name in enumerate(files + (d.scored.files if d.scored else []))}
+        n, files = len(d.images), sample_names(d) + (d.scored.files if d.scored else [])
+        place = {name: i for i, name in enumerate(files)}
         numbers = [place[name] for name in names]
         chosen = torch.stack([d.images[i] if i < n else d.test_images[i - n] for i in numbers])
     for row, name, image, p in zip(rows, names, chosen, model(chosen), strict=True):

@@ -153,7 +153,7 @@ def base_options(c: argparse.Namespace, s: Setup, seeded: torch.Generator) -> di
     if c.base in baselines.PICO_FAMILY:
         pico = dict(proto_start=c.proto_start, classifier_loss=c.classifier_loss, phi=tuple(c.phi), f=c.f)
         start, near = (50, 5) if c.dataset == "cifar100" else (5, 16)  # as published
-        plus = dict(start=max(2, min(start, c.epochs // 4)), neighbours=near)
+        plus = dict(start=max(2, baselines.warm_up(start, c.epochs)), neighbours=near)
         more = {"pico+": plus | dict(generator=s.generator, queue_size=c.queue), "alim": dict(eta=c.eta)}
         return pico | more.get(c.base, {})
     if c.base in ("supervised", "dividemix"):

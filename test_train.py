@@ -70,21 +70,7 @@ def test_half_precision_trains_and_corrects(base, monkeypatch):
     monkeypatch.setattr(data, "weak", lambda *a, **o: kinds.add((v := original(*a, **o)).dtype) or v)
     step = train.train_step
     monkeypatch.setattr(train, "train_step", lambda s, c, *more: (step(s, c, *more), steps.append(gradients(s)))[0])
-    argv = [
-        *TOY,
-        "--limit-train",
-        "64",
-        "--base",
-        base,
-        "--amp",
-        "bf16",
-        "--epochs",
-        "2",
-        "--e0",
-        "1",
-        "--tau",
-        "0",
-    ]
+    argv = [*TOY, *"--limit-train 64 --amp bf16 --epochs 2 --e0 1 --tau 0 --base".split(), base]
     argv += ["--no-irnet"] if base in baselines.WITHOUT_IRNET else []
     assert train.main([*argv, "--views", "ws", "--out", "r"]) == 0
     assert kinds == {torch.float32} and len(steps) > 2 and all(steps)
