@@ -1,7 +1,8 @@
-"""Datasets, and the corruption of their labels into noisy candidate sets (paper, Section 3.1).
+"""Datasets, the corruption of their labels into noisy candidate sets (paper, Section 3.1), and the training set
+as it lives on the device: its parts, its batches and their views.
 
 Everything is loaded once, as uint8 images [N, ch, H, W] and labels [N]; grey images have one channel. One's own
-data are loaded by crowd.py, the augmentations are in augment.py; `weak` and `strong` are here by name too.
+data are read by crowd/; the augmentations are augment.py's, `weak` and `strong` are here by name too.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,13 +20,10 @@ import torchvision
 from torch import Generator, Tensor
 from torchvision.transforms.functional import resize
 
-from augment import strong, weak  # noqa: F401
+from augment import strong, weak
+from harness import InputError
 
 # ------------------------------------------------------------------ datasets
-
-
-class InputError(ValueError):
-    """Something that the user gave is wrong; the message says what, and how to mend it."""
 
 
 @dataclass
@@ -46,6 +45,24 @@ class Dataset:
     @property
     def truth_known(self) -> bool:
         return bool((self.labels >= 0).all())
+
+    @property
+    def features(self) -> bool:
+        return self.images.is_floating_point()
+
+    @property
+    def class_names(self) -> list[str]:
+        return self.classes or [str(k) for k in range(self.num_classes)]
+
+    @property
+    def sample_names(self) -> list[str]:
+        """Of the training samples: their files, else their rows."""
+        return self.files or [str(i) for i in range(len(self.images))]
+
+    @property
+    def score(self) -> str:
+        """What the accuracy on `test_images` is."""
+        return "test accuracy" if self.scored is None else "score on set-aside samples"
 
     def fingerprint(self) -> str:
         """Of all labels and of as many images as 100 MB hold, to know the same data again."""
@@ -70,9 +87,22 @@ def load(
     size: int | None = None,
     limit_train: int | None = None,
     limit_test: int | None = None,
+    **own,
 ) -> Dataset:
-    """A dataset by name; `size` resizes, the limits keep the first N images."""
-    return cut(_digits() if name == "digits" else _torchvision(name, Path(root)), size, limit_train, limit_test)
+    """A dataset by name, or one's own by its path; `size` resizes, the limits keep the first N images. `own`: what
+    crowd.load takes besides."""
+    if name == "digits" or name in TORCHVISION:
+        return cut(_digits() if name == "digits" else _torchvision(name, Path(root)), size, limit_train, limit_test)
+    import crowd
+
+    return cut(crowd.load(Path(name), size or 0, **own), None, limit_train, limit_test)
+
+
+def has_features(path: Path) -> bool:
+    """Whether one's own arrays are features rather than images."""
+    import crowd
+
+    return crowd.has_features(path)
 
 
 def cut(data: Dataset, size: int | None, limit_train: int | None = None, limit_test: int | None = None) -> Dataset:
@@ -153,3 +183,83 @@ def corrupt(labels: Tensor, num_classes: int, q: float, eta: float, generator: G
     intruder = torch.searchsorted(count, k).clamp_max_(num_classes - 1)  # [N, 1]
     candidates.scatter_(1, y, ~noisy)
     return candidates.scatter_(1, intruder, candidates.gather(1, intruder) | noisy)
+
+
+def candidate_sets(d: Dataset, q: float | None, eta: float | None, generator: Generator) -> Tensor:
+    """bool [N, C]: those that the data brings, or such as q and eta make."""
+    if d.candidates is not None:
+        if q is not None or eta is not None:
+            raise InputError(f"--q, --eta: {d.name} has candidate sets of its own; leave both out")
+        return d.candidates
+    if q is None:
+        raise InputError(f"{d.name} has no candidates, annotators or votes: add them, or make some by --q and --eta")
+    if not d.truth_known:
+        raise InputError(f"--q, --eta: sets are made from the truth, which {d.name} does not have (y_train)")
+    candidates = corrupt(d.labels, d.num_classes, q, eta, generator)
+    if eta > 0 and candidates.all():
+        raise InputError(f"--q {q:g} fills every candidate set, so that none can be noisy: lower it, or --eta 0")
+    return candidates
+
+
+# ------------------------------------------------------------------ on the device
+
+
+class Samples:
+    """Everything on the device, once: images, hidden labels, candidate sets, which are held out; the test set."""
+
+    def __init__(self, d: Dataset, candidates: Tensor, held: int, generator: Generator, device, on_host: bool = False):
+        """Images too many for the device stay on the host, perhaps on its disk."""
+        self.before = candidates  # bool [N, C], as they were
+        self.candidates = candidates.to(device, copy=True)  # edited in place by IRNet
+        self.labels = d.labels.clamp_min(0).to(device)  # for reporting only
+        place = (lambda images: images) if on_host else (lambda images: images.to(device).contiguous())
+        self.images, self.test_images, self.test_labels = place(d.images), place(d.test_images), d.test_labels.to(device)
+        self.device, self.on_host = torch.device(device), on_host
+        shuffled = torch.randperm(len(d.images), generator=generator).to(device)
+        self.held_out, self.pool = shuffled[:held], shuffled[held:]
+
+    def held_out_images(self) -> Tensor:
+        return self.images[self.held_out.to(self.images.device)]
+
+    def batches(self, order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """(index, images) of the mini-batches, on the device; from the host each is copied one batch ahead."""
+        if not self.on_host:
+            yield from ((index, self.images[index]) for index in order.split(size))
+            return
+        ahead = None
+        for index, rows in zip(order.split(size), order.cpu().split(size), strict=True):
+            images = self.images[rows]
+            images = images.pin_memory() if self.device.type == "cuda" else images
+            now, ahead = ahead, (index, images.to(self.device, non_blocking=True))
+            if now is not None:
+                yield now
+        if ahead is not None:
+            yield ahead
+
+
+class ImageViews:
+    """What a network takes of uint8 images [B, ch, H, W]: floats in [0, 1]."""
+
+    def __init__(self, generator: Generator | None = None, **strength: float):
+        self.generator, self.strength = generator, strength  # crop and flip
+
+    def plain(self, x: Tensor) -> Tensor:
+        return x.float() / 255
+
+    def view(self, kind: str, x: Tensor) -> Tensor:
+        """A weak (w) or strong (s) one."""
+        return {"w": weak, "s": strong}[kind](x, self.generator, **self.strength)
+
+
+class FeatureViews:
+    """Features [B, D, 1, 1] have no crops: their views are the features with Gaussian noise."""
+
+    def __init__(self, generator: Generator | None, deviation: Tensor):
+        self.generator, self.deviation = generator, deviation  # [1, D, 1, 1], of a weak view
+
+    def plain(self, x: Tensor) -> Tensor:
+        return x
+
+    def view(self, kind: str, x: Tensor) -> Tensor:
+        drawn = torch.randn(x.shape, generator=self.generator, device=x.device)
+        return torch.addcmul(x, drawn, self.deviation, value={"w": 1, "s": 2}[kind])

@@ -267,16 +267,31 @@ def noise_level(candidates: Tensor, labels: Tensor) -> float:
 
 def bayes_error(tau: Tensor, noisy: Tensor, bins: int = 100) -> float:
     """Eq. 6 with priors 1/2, histograms of `bins` equal bins on the pooled range; nan if a subset is empty."""
-    tau, noisy = tau.float(), noisy.bool()
-    finite = tau.isfinite()
-    if not noisy.any() or noisy.all() or not finite.any():
+    noisy = noisy.bool()
+    if not noisy.any() or noisy.all() or not tau.isfinite().any():
         return math.nan
-    low, high = float(tau[finite].min()), float(tau[finite].max())
-    width = (high - low) or 1.0
-    bin_of = ((tau.clamp(low, high) - low) / width * bins).long().clamp(0, bins - 1)  # infinities at the ends
+    low, high, bin_of = _binned(tau, bins)
     density = [torch.bincount(bin_of[part], minlength=bins) / part.sum() for part in (~noisy, noisy)]
     # Eq. 5: in every bin the error is the smaller posterior; Eq. 6: summed, p(tau|omega_i) P(omega_i)
     return float(0.5 * torch.minimum(*density).sum())
+
+
+def _binned(tau: Tensor, bins: int) -> tuple[float, float, Tensor]:
+    """The pooled range, and each tau's bin in it [B]; infinities at the ends."""
+    tau = tau.float()
+    finite = tau[tau.isfinite()]
+    low, high = float(finite.min()), float(finite.max())
+    width = (high - low) or 1.0
+    return low, high, ((tau.clamp(low, high) - low) / width * bins).long().clamp(0, bins - 1)
+
+
+def margin_histogram(tau: Tensor, noisy: Tensor, bins: int = 40) -> dict | None:
+    """Fig. 3: how many clean and noisy samples have their tau in each of `bins` equal bins from low to high."""
+    if not tau.isfinite().any():
+        return None
+    low, high, bin_of = _binned(tau, bins)
+    counts = (torch.bincount(bin_of[part], minlength=bins).tolist() for part in (~noisy.bool(), noisy.bool()))
+    return dict(zip(("low", "high", "clean", "noisy"), (low, high, *counts), strict=True))
 
 
 def hits(probs: Tensor, candidates: Tensor, labels: Tensor) -> Tensor:

@@ -219,5 +219,17 @@ class Pair(nn.Module):
         return self.one.peek(images) + self.two.peek(images)
 
 
+def classifier_state(network: nn.Module) -> dict[str, Tensor]:
+    """The plain state_dict of what predicts: of PiCO's networks, the query encoder without its projection head."""
+    encoder = getattr(network, "query", network)
+    return {name: value.cpu() for name, value in encoder.state_dict().items() if not name.startswith("head.")}
+
+
+def compile_backbones(network: nn.Module) -> None:
+    for encoder in network.modules():
+        if isinstance(encoder, Encoder):
+            encoder.backbone.compile()
+
+
 def parameter_count(network: nn.Module) -> int:
     return sum(p.numel() for p in network.parameters())

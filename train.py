@@ -7,98 +7,161 @@ python train.py --dataset cifar100 --q 0.05 --eta 0.3 --base proden --no-irnet
 
 from __future__ import annotations
 
-import argparse
-import functools
 import json
 import math
-import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-import crowd
+import augment
+import data
 import irnet
+import losses
 import models
-import parallel
-from data import InputError
-from options import configure, recorded
-from prepare import Setup
-from presets import PRESETS
-from runs import Interrupt, Run, WriteError, plain
-from screen import Screen
+from harness import InputError, checkpoint, folder, options, ranks
+from harness.ranks import say
+from harness.terminal import Screen
 
 # what of a row only the hidden truth tells
 NEED_TRUTH = ("phi_c", "phi_n", "bayes_error", "correction_precision", "transductive", "noise_level")
+
+# ------------------------------------------------------------------ Alg. 1: initialise f
+
+
+@dataclass
+class Learner:
+    """What learns: f, the base that trains it, IRNet on top."""
+
+    network: models.Encoder | models.PiCO | models.Pair | ranks.Spread
+    base: losses.Base
+    refine: irnet.IRNet
+    optimizer: torch.optim.Optimizer
+    views: data.ImageViews | data.FeatureViews
+    extra: str  # the extra views of Eqs. 11 and 12: a letter each, w weak, s strong
+    device: torch.device
+    bf16: bool = False
+
+    def autocast(self):
+        """Weights are cast for every pass: a copy kept from one without gradients would get none in the next."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False)
+
+
+def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
+    """The training set and all that learns from it, the same for a seed."""
+    device, n = torch.device(c.device), len(dataset.images)
+    if c.threads:
+        torch.set_num_threads(c.threads)
+    if dataset.features and c.arch != "mlp":
+        raise InputError(f"--arch {c.arch}: {c.dataset} has features, not images; use --arch mlp")
+    if c.arch == "cnn" and dataset.images.shape[-1] < 8:
+        raise InputError(f"--arch cnn: {c.dataset} has images below 8x8; use --arch mlp, or --image-size 8")
+
+    # The candidate sets and the held-out part are drawn on the host: the same on every device.
+    seeded = torch.Generator().manual_seed(c.seed)
+    before = data.candidate_sets(dataset, c.q, c.eta, seeded)
+    held = 0 if c.val == "test" else max(1, round(n * (0.1 if n < 5000 else 0.05)))
+    if c.batch_size > n - held:
+        raise InputError(f"--batch-size {c.batch_size} is more than the {n - held} training images: lower it")
+    samples = data.Samples(dataset, before, held, seeded, device, on_host=c.data_device == "host")
+
+    # torch's generator makes the weights; one on the device draws all the rest.
+    torch.manual_seed(c.seed)
+    generator = torch.Generator(device).manual_seed(c.seed)
+    queue = dict(queue_size=c.queue, key_momentum=c.key_momentum, prototype_momentum=c.prototype_momentum)
+    network = models.build(**shape_of(c, dataset), pico=queue if c.base in options.PICO_FAMILY else None).to(device)
+    base = make_base(c, samples.candidates, generator, lambda: single_labels(dataset, before, seeded).to(device))
+    e0 = dict(rule=c.e0_rule, window=c.window, e0=None if c.e0 == "auto" else int(c.e0))
+    after = dict(swap=c.swap, weights_after=c.weights_after)
+    refine = irnet.IRNet(samples.candidates, c.tau, c.epochs, **e0, **after)
+    trained = [p for p in network.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, c.lr, momentum=0.9, weight_decay=c.weight_decay, foreach=True)
+    if c.compile:
+        augment.compile_operations()
+        models.compile_backbones(network)
+    if dataset.features:
+        scale = c.feature_noise * torch.tensor(dataset.std, device=device).view(1, -1, 1, 1)
+        views = data.FeatureViews(generator, scale)
+    else:
+        views = data.ImageViews(generator, crop=c.crop, flip=c.flip)
+    native = c.device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    bf16 = c.amp == "bf16" or c.amp == "auto" and native
+    extra = "" if c.views == "none" else c.views
+    return Learner(ranks.spread(network), base, refine, optimizer, views, extra, device, bf16), samples
+
+
+def shape_of(c, dataset: data.Dataset) -> dict:
+    """What models.build needs to make the network again."""
+    images = dict(channels=dataset.images.shape[1], size=dataset.images.shape[-1], num_classes=dataset.num_classes)
+    return dict(arch=c.arch) | images | dict(mean=dataset.mean, std=dataset.std, pair=c.base == "dividemix")
+
+
+def make_base(c, candidates: Tensor, generator: torch.Generator, labels: Callable[[], Tensor]) -> losses.Base:
+    """One of the six, or one of the paper's other methods."""
+    pico = dict(proto_start=c.proto_start, classifier_loss=c.classifier_loss, phi=tuple(c.phi), f=c.f)
+    if c.base not in losses.BASES:
+        from paper import baselines
+
+        return baselines.make(c, candidates, pico, generator, labels)
+    return losses.BASES[c.base](candidates, **{"lwc": dict(beta=c.beta), "pico": pico}.get(c.base, {}))
+
+
+def single_labels(dataset: data.Dataset, before: Tensor, generator: torch.Generator) -> Tensor:
+    """One label a sample [N], for methods that take no sets: the most frequent vote, else one of the candidates."""
+    if dataset.votes is not None:
+        return dataset.votes.argmax(1)
+    return (torch.rand(before.shape, generator=generator) * before).argmax(1)
+
 
 # ------------------------------------------------------------------ evaluation
 
 
 @torch.no_grad()
-def evaluate(s: Setup, function: Callable, images: Tensor) -> Tensor:
+def evaluate(learner: Learner, function: Callable, images: Tensor) -> Tensor:
     """function(plain images or features) batch by batch, in evaluation mode; stays on the device."""
-    s.network.eval()
-    with s.autocast():
-        found = [function(s.plain(part.to(s.device))) for part in images.split(500)]
-    s.network.train()
+    learner.network.eval()
+    with learner.autocast():
+        found = [function(learner.views.plain(part.to(learner.device))) for part in images.split(500)]
+    learner.network.train()
     return torch.cat(found)
 
 
-def predict(s: Setup, images: Tensor) -> Tensor:
+def predict(learner: Learner, images: Tensor) -> Tensor:
     """argmax over all classes [N]."""
-    return evaluate(s, lambda x: s.network(x).argmax(1), images)
+    return evaluate(learner, lambda x: learner.network(x).argmax(1), images)
 
 
-def training_logits(s: Setup, name: str) -> Tensor:
-    """[N, C] of one of several networks on the training images."""
-    return evaluate(s, lambda x: getattr(s.network, name)(x).float(), s.images)
+def accuracy(learner: Learner, images: Tensor, labels: Tensor) -> float:
+    return float((predict(learner, images) == labels).float().mean())
 
 
-def test_features(s: Setup) -> Tensor:
-    """The backbone's features of the test images [N, width], for Figs. 7 and 8."""
-    encoder = next(m for m in s.network.modules() if isinstance(m, models.Encoder))
-    return evaluate(s, lambda x: encoder.features(x).float(), s.test_images)
+def logits_of(learner: Learner, images: Tensor, name: str = "") -> Tensor:
+    """[N, C]; of one of several networks, by its name."""
+    network = getattr(learner.network, name) if name else learner.network
+    return evaluate(learner, lambda x: network(x).float(), images)
 
 
-def final_probabilities(s: Setup, x: Tensor) -> Tensor:
-    """[B, 2, C]: the classifier's, and the f of Eq. 4."""
-    return torch.stack([s.network(x).float().softmax(1), s.base.probabilities(s.network, x)], 1)
+def features_of(learner: Learner, images: Tensor) -> Tensor:
+    """The backbone's features [N, width], for Figs. 7 and 8."""
+    encoder = next(m for m in learner.network.modules() if isinstance(m, models.Encoder))
+    return evaluate(learner, lambda x: encoder.features(x).float(), images)
 
 
-def accuracy(s: Setup, images: Tensor, labels: Tensor) -> float:
-    return float((predict(s, images) == labels).float().mean())
+def probabilities(learner: Learner, images: Tensor) -> tuple[Tensor, Tensor]:
+    """The classifier's [N, C], and the f of Eq. 4 [N, C]."""
+    network, base = learner.network, learner.base
+    both = lambda x: torch.stack([network(x).float().softmax(1), base.probabilities(network, x)], 1)  # noqa: E731
+    return evaluate(learner, both, images).unbind(1)
 
 
-def held_out_logits(s: Setup) -> Tensor:
-    """[M, C] of the part that is not trained on until e0."""
-    return evaluate(s, lambda x: s.network(x).float(), held_out_images(s))
-
-
-def held_out_images(s: Setup) -> Tensor:
-    return s.images[s.held_out.to(s.images.device)]
-
-
-def validation_score(s: Setup, logits: Tensor) -> float:
+def validation_score(logits: Tensor, candidates: Tensor) -> float:
     """How often the prediction on the held-out part is a candidate: no true label is read. It rises and falls with
     accuracy, since a wrong prediction is a candidate only with probability q."""
-    return float(s.candidates[s.held_out].gather(1, logits.argmax(1, keepdim=True)).float().mean())
-
-
-def noise_estimate(s: Setup, logits: Tensor) -> dict:
-    """The noise rate from the held-out part, without any true label."""
-    eta, temperature, (low, high) = irnet.estimate_noise(logits, s.candidates[s.held_out])
-    return plain(dict(eta=eta, low=low, high=high, temperature=temperature))
-
-
-def careful_tau(s: Setup, c: argparse.Namespace, logits: Tensor, noise: dict) -> float:
-    """On one's own data: tau, or a stricter one where even the largest noise rate not ruled out asks for it."""
-    if noise["eta"] is None:
-        return c.tau
-    f = evaluate(s, lambda x: s.base.probabilities(s.network, x), held_out_images(s))
-    return crowd.safe_tau(logits, f, s.candidates[s.held_out], noise["high"], noise["temperature"], c.tau)
+    return float(candidates.gather(1, logits.argmax(1, keepdim=True)).float().mean())
 
 
 # ------------------------------------------------------------------ Algorithm 1
@@ -110,226 +173,204 @@ def cosine(lr: float, epoch: int, epochs: int) -> float:
     return low + (lr - low) * (1 + math.cos(math.pi * epoch / epochs)) / 2
 
 
-def train_step(s: Setup, c: argparse.Namespace, index: Tensor, x: Tensor, correcting: bool) -> tuple[Tensor, ...]:
+def train_step(learner: Learner, index: Tensor, x: Tensor, labels: Tensor, correcting: bool) -> tuple[Tensor, ...]:
     """One mini-batch, index [B] and images x -> the loss, Eq. 4's tau [B], six counts. Reads nothing back."""
-    labels = s.labels[index]
-    views = [s.view(kind, x) for kind in s.base.views]
-    augmented = [s.view(kind, x) for kind in c.views] if correcting and c.views != "none" else []  # A(x)
-    with s.autocast():
+    network, base, refine, view = learner.network, learner.base, learner.refine, learner.views.view
+    views = [view(kind, x) for kind in base.views]
+    augmented = [view(kind, x) for kind in learner.extra] if correcting else []  # A(x)
+    with learner.autocast():
         # f(z) for every z in A(x), once correcting; first, while the memory of f(x)'s gradients is still free
-        f_z = [s.base.probabilities(s.network, z) for z in augmented]
-        loss, f_x = s.base.loss(s.network, views, index)
-    s.optimizer.zero_grad(set_to_none=True)
+        f_z = [base.probabilities(network, z) for z in augmented]
+        loss, f_x = base.loss(network, views, index)
+    learner.optimizer.zero_grad(set_to_none=True)
     loss.backward()  # Alg. 1: train the predictive model f on B_t
-    s.optimizer.step()
-    with s.autocast():
-        s.base.after_step(s.network, views, index, f_x)
+    learner.optimizer.step()
+    with learner.autocast():
+        base.after_step(network, views, index, f_x)
 
-    candidates = s.candidates[index]
+    candidates = refine.candidates[index]
     tau = irnet.margin(f_x, candidates)
     counts = irnet.hits(f_x, candidates, labels)  # the sums of Eqs. 7 and 8, for reporting
     corrections = counts.new_zeros(2)
     if correcting:  # Alg. 1: where Eqs. 10-12 hold, move the predicted label into S
-        flagged, label = s.refine.correct(index, [f_x, *f_z], s.base.weights)
+        flagged, label = refine.correct(index, [f_x, *f_z], base.weights)
         corrections = torch.stack([flagged, flagged & (label == labels)]).sum(1)
     return loss.detach(), tau, torch.cat([counts, corrections])
 
 
-def train_epoch(s: Setup, c: argparse.Namespace, epoch: int, screen: Screen, interrupt: Interrupt) -> dict | None:
-    """Alg. 1: shuffle, then the mini-batches of one epoch -> its row so far; None if it was interrupted."""
-    began = time.monotonic()
-    for group in s.optimizer.param_groups:
-        group["lr"] = cosine(c.lr, epoch, c.epochs)
-    s.base.begin_epoch(epoch, lambda name: training_logits(s, name))
-    correcting = s.refine.started and not c.no_irnet and s.refine.tau < math.inf  # Alg. 1's second loop
-    pool = torch.cat([s.pool, s.held_out]) if s.refine.started else s.pool  # after e0 the held-out part joins
-    order = pool[torch.randperm(len(pool), generator=s.generator, device=s.device)]
-    steps = len(order) // c.batch_size  # T_max; what is left over has its turn in another epoch
-    seen = order[: steps * c.batch_size]
-    noisy = irnet.is_noisy(s.candidates[seen], s.labels[seen])  # as each is when it is seen
+def train_epoch(
+    learner: Learner,
+    samples: data.Samples,
+    epoch: int,
+    epochs: int,
+    lr: float,
+    batch_size: int,
+    corrects: bool = True,
+    after_step: Callable[[int, int], None] = lambda step, steps: None,
+) -> tuple[dict, Tensor, Tensor]:
+    """Alg. 1: shuffle, then the mini-batches of one epoch -> its row so far; the margins, and whose set was noisy."""
+    began, base, refine, network = time.monotonic(), learner.base, learner.refine, learner.network
+    for group in learner.optimizer.param_groups:
+        group["lr"] = cosine(lr, epoch, epochs)
+    base.begin_epoch(epoch, lambda name: logits_of(learner, samples.images, name))
+    correcting = refine.started and corrects and refine.tau < math.inf  # Alg. 1's second loop
+    pool = torch.cat([samples.pool, samples.held_out]) if refine.started else samples.pool  # after e0 they join
+    order = pool[torch.randperm(len(pool), generator=learner.views.generator, device=learner.device)]
+    steps = len(order) // batch_size  # T_max; what is left over has its turn in another epoch
+    seen = order[: steps * batch_size]
+    noisy = irnet.is_noisy(samples.candidates[seen], samples.labels[seen])  # as each is when it is seen
     taus, step_losses = [], []
-    counts = torch.zeros(6, dtype=torch.long, device=s.device)
-    for step, (index, x) in enumerate(s.batches(seen, c.batch_size), 1):
-        loss, tau, count = train_step(s, c, index, x, correcting)
+    counts = torch.zeros(6, dtype=torch.long, device=learner.device)
+    for step, (index, x) in enumerate(samples.batches(seen, batch_size), 1):
+        loss, tau, count = train_step(learner, index, x, samples.labels[index], correcting)
         taus.append(tau)
         step_losses.append(loss)
         counts += count
-        screen.step(epoch, step, steps)
-        if interrupt.signal:
-            return None
+        after_step(step, steps)
         if step == steps or step % 100 == 0:  # a rare look: all the steps between wait for nothing
             finite = torch.stack(step_losses).isfinite()
             if not finite.all():
-                return dict(not_finite=f"the loss is not finite in step {int(finite.int().argmin()) + 1}")
-    values = [t.isfinite().all() for t in s.network.state_dict().values() if torch.is_tensor(t)]
+                raise folder.NotFinite(f"the loss is not finite in step {int(finite.int().argmin()) + 1}")
+    values = [t.isfinite().all() for t in network.state_dict().values() if torch.is_tensor(t)]
     if not torch.stack(values).all():
-        return dict(not_finite="the network is not finite after the last step")
-    s.base.end_epoch(epoch, c.epochs)
+        raise folder.NotFinite("the network is not finite after the last step")
+    base.end_epoch(epoch, epochs)
     phi_c, phi_n = irnet.hit_ratios(counts[:4])  # the first read: the device has finished
     moved, right = counts[4:].tolist()
-    s.margins = torch.cat(taus), noisy
-    return dict(
+    taus = torch.cat(taus)
+    row = dict(
         epoch=epoch,
-        lr=cosine(c.lr, epoch, c.epochs),
+        lr=cosine(lr, epoch, epochs),
         loss=float(torch.stack(step_losses).mean()),
         phi_c=phi_c,
         phi_n=phi_n,
-        bayes_error=irnet.bayes_error(*s.margins),
+        bayes_error=irnet.bayes_error(taus, noisy),
         corrections=moved,
         correction_precision=right / moved if moved else math.nan,
         images_per_second=len(seen) / (time.monotonic() - began),
     )
+    return row, taus, noisy
 
 
-def train(c: argparse.Namespace) -> int:
-    name = f"{Path(c.dataset).stem}-{c.base}{'' if c.no_irnet else '-irnet'}"
-    name += (f"-q{c.q:g}-eta{c.eta:g}" if c.q is not None else "") + f"-seed{c.seed}"
-    config = recorded(c)
-    run = Run(c.out or Path("runs") / name, named=c.out is not None)
-    if c.dataset not in PRESETS and run.would_replace(Path(c.dataset)):
-        raise InputError(f"--out {run.folder}: the run would replace --dataset {c.dataset}; name another folder")
-    try:
-        state, finished = parallel.from_first(lambda: run.look(config, c.resume, c.overwrite))
-        if finished:
-            say(f"{run.folder} is finished: summary.json has its results, candidates.npz its candidate sets")
-            return 0
-        s = Setup(c)
-        rows = json.loads(state["rows"]) if state else []
-        if state:
-            s.load_state_dict(state)
-        if not parallel.same_everywhere(s.candidates):
-            raise InputError(f"--dataset {c.dataset}: the ranks do not see the same data")
-        more = dict(network=s.shape, class_names=crowd.class_names(s.dataset), features=s.noise is not None)
-        more |= dict(fingerprint=s.fingerprint)
-        parallel.from_first(lambda: run.begin(config | more, rows))
-        screen = Screen(c.epochs, len(s.pool) // c.batch_size, corrects=not c.no_irnet)
-        screen.opening(c, s, run.folder, len(rows))
-        interrupt = Interrupt()
-        try:
-            return epochs(s, c, config, run, rows, screen, interrupt)
-        except RuntimeError as error:
-            if not parallel.lost(error) or not interrupt.signal:
-                raise
-            run.flush()  # another rank was stopped a step earlier
-            screen.stopped(len(rows) + 1, run.folder)
-            return 128 + interrupt.signal
-    finally:
-        run.close()
+def check_epoch(c, learner: Learner, samples: data.Samples, row: dict) -> None:
+    """Alg. 1: evaluate f, save the result in res[e], check the convergence condition."""
+    refine, epoch, held_out = learner.refine, row["epoch"], samples.candidates[samples.held_out]
+    row["test"] = row["val"] = accuracy(learner, samples.test_images, samples.test_labels)
+    unseen = len(held_out) and not refine.started  # the held-out part, so far
+    if len(held_out):
+        logits = logits_of(learner, samples.held_out_images())
+        row["val"] = validation_score(logits, held_out)
+    found = refine.end_epoch(row["val"])
+    if unseen and (found or epoch == c.epochs):
+        eta, temperature, (low, high) = irnet.estimate_noise(logits, held_out)
+        row["noise_estimate"] = folder.plain(dict(eta=eta, low=low, high=high, temperature=temperature))
+        if found and c.careful:
+            import crowd
+
+            _, f = probabilities(learner, samples.held_out_images())
+            row["tau"] = refine.tau = crowd.safe_tau(logits, f, held_out, high, temperature, c.tau)
+    look = epoch % c.transductive_every == 0 or epoch == c.epochs
+    row["transductive"] = accuracy(learner, samples.images, samples.labels) if look else math.nan  # over all classes
+    row["noise_level"] = irnet.noise_level(samples.candidates, samples.labels)
+    row["set_size"] = float(samples.candidates.sum(1).float().mean())
+    row["e0"] = refine.e0
 
 
-def epochs(
-    s: Setup, c: argparse.Namespace, config: dict, run: Run, rows: list[dict], screen: Screen, interrupt: Interrupt
-) -> int:
-    """Both loops of Algorithm 1, from the epoch after `rows` on -> the exit status."""
+def train(c, run: folder.Run) -> int:
+    """Both loops of Algorithm 1 -> the exit status."""
+    config = options.recorded(c)
+    state, finished = ranks.from_first(lambda: run.look(config, c.resume, c.overwrite))
+    if finished:
+        say(f"{run.folder} is finished: summary.json has its results, candidates.npz its candidate sets")
+        return 0
+    own = dict(min_votes=c.min_votes, reliability=c.reliability, classes=c.classes)
+    source = (c.dataset, c.data, c.image_size or None, c.limit_train, c.limit_test)
+    dataset = ranks.one_first(lambda: data.load(*source, **own))
+    fingerprint = dataset.fingerprint()
+    learner, samples = prepare(c, dataset)  # Alg. 1: initialise f
+    rows, histograms = checkpoint.restore(state, learner, samples, fingerprint) if state else ([], [])
+    if not ranks.same_everywhere(samples.candidates):
+        raise InputError(f"--dataset {c.dataset}: the ranks do not see the same data")
+    more = dict(network=shape_of(c, dataset), class_names=dataset.class_names, features=dataset.features)
+    ranks.from_first(lambda: run.begin(config | more | dict(fingerprint=fingerprint), rows))
+    screen = Screen(c.epochs, len(samples.pool) // c.batch_size, not c.no_irnet, dataset.truth_known, dataset.score)
+    screen.opening(c, dataset, samples, learner, run.folder, len(rows))
+    interrupt = run.interrupt = folder.Interrupt()
+
     for epoch in range(len(rows) + 1, c.epochs + 1):  # Alg. 1: for e = 1..E_max
         began = time.monotonic()
-        row = train_epoch(s, c, epoch, screen, interrupt)
-        if row is None or "not_finite" in row:
-            run.flush()
-            if row is None:
-                screen.stopped(epoch, run.folder)
-                return 128 + interrupt.signal
-            kept = f"epochs 1 to {epoch - 1} are kept in {run.folder}" if epoch > 1 else "no epoch was finished"
-            say(f"error: {row['not_finite']} of epoch {epoch}; {kept}: begin a new run, --lr lower", sys.stderr)
-            return 1
-
-        # Alg. 1: evaluate f, save the result in res[e], check the convergence condition.
-        row["test"] = accuracy(s, s.test_images, s.test_labels)
-        held_out = held_out_logits(s) if len(s.held_out) else None
-        row["val"] = row["test"] if held_out is None else validation_score(s, held_out)
-        unseen = not s.refine.started  # the held-out part, so far
-        found = s.refine.end_epoch(row["val"])
-        if held_out is not None and unseen and (found or epoch == c.epochs):
-            row["noise_estimate"] = noise_estimate(s, held_out)
-            if found and c.careful:
-                row["tau"] = s.refine.tau = careful_tau(s, c, held_out, row["noise_estimate"])
-
-        look = epoch % c.transductive_every == 0 or epoch == c.epochs
-        row["transductive"] = accuracy(s, s.images, s.labels) if look else math.nan  # over all classes
-        row["noise_level"] = irnet.noise_level(s.candidates, s.labels)
-        row["set_size"] = float(s.candidates.sum(1).float().mean())
-        row["e0"] = s.refine.e0
+        after_step = lambda step, steps, e=epoch: (screen.step(e, step, steps), interrupt.check())  # noqa: E731
+        schedule = dict(epochs=c.epochs, lr=c.lr, batch_size=c.batch_size, corrects=not c.no_irnet)
+        row, taus, noisy = train_epoch(learner, samples, epoch, **schedule, after_step=after_step)
+        check_epoch(c, learner, samples, row)
+        if epoch in (row["e0"], c.epochs):
+            histograms.append(dict(epoch=epoch) | irnet.margin_histogram(taus, noisy))
         row["seconds"] = time.monotonic() - began
-        if not s.dataset.truth_known:
-            row |= dict.fromkeys(NEED_TRUTH, math.nan)
+        row |= {} if dataset.truth_known else dict.fromkeys(NEED_TRUTH, math.nan)
         rows.append(row)
-        if not parallel.same_everywhere(s.candidates):
+        if not ranks.same_everywhere(samples.candidates):
             say(f"error: the candidate sets of the ranks differ after epoch {epoch}", sys.stderr)
             return 1
         if epoch in c.snapshots:
-            seen = dict(zip(("tau", "noisy"), s.margins, strict=True)) | dict(features=test_features(s))
-            run.snapshot(epoch, labels=s.test_labels, **seen)
-        if parallel.first():
+            features = features_of(learner, samples.test_images)
+            run.snapshot(epoch, labels=samples.test_labels, tau=taus, noisy=noisy, features=features)
+        if ranks.first():
             run.row(row)
-            everything = s.state_dict() | dict(config=config, rows=json.dumps(rows))
-            run.save(everything, epoch, now=epoch % c.save_every == 0 or epoch == c.epochs)
+            written = dict(config=config, rows=json.dumps(rows), histograms=json.dumps(histograms))
+            state = checkpoint.state_of(learner, samples, fingerprint) | written
+            run.save(state, epoch, now=epoch % c.save_every == 0 or epoch == c.epochs)
         screen.row(row)
 
-    summary = summarise(c, s, rows)
-    both = functools.partial(final_probabilities, s)
-    p_f = evaluate(s, both, s.images)
-    if s.dataset.scored:
-        p_f = torch.cat([p_f, evaluate(s, both, s.test_images)])
-    if parallel.first():
-        run.results(
-            labels=crowd.labels(s, *p_f.unbind(1), c.tau),
-            classifier=crowd.classifier(s.network),
-            before=s.before.numpy(),
-            after=s.candidates.cpu().numpy(),
-            corrected_at=s.refine.corrected_at.cpu().numpy(),
-            label=s.refine.corrected_to.cpu().numpy(),
-            truth=s.dataset.labels.numpy(),
-        )
-        if c.dataset not in PRESETS:
-            run.review(crowd.review_page(run.folder, s.dataset, c.dataset))
-        run.finish(summary)
-    screen.closing(c, summary, run.folder)
+    finish(c, run, dataset, samples, learner, rows, histograms, screen)
     return 0
 
 
-def summarise(c: argparse.Namespace, s: Setup, rows: list[dict]) -> dict:
-    moved = sum(row["corrections"] for row in rows)
-    right = sum(row["corrections"] * row["correction_precision"] for row in rows if row["corrections"])
-    seconds = sum(row["seconds"] for row in rows)
-    best, last = max(row["test"] for row in rows), rows[-1]["test"]
-    unseen = rows[: s.refine.e0]  # until then the held-out part, that `val` is from, was not trained on
-    return dict(
-        dataset=c.dataset,
-        base=c.base,
-        irnet=not c.no_irnet,
-        q=c.q,
-        eta=c.eta,
-        seed=c.seed,
-        epochs=c.epochs,
-        arch=c.arch,
-        e0=s.refine.e0,
-        tau=s.refine.tau,
-        best=best,
-        last=last,
-        gap=best - last,
-        val_selected=max(unseen, key=lambda row: (row["val"], row["epoch"]))["test"],
-        transductive=rows[-1]["transductive"],
-        noise_before=irnet.noise_level(s.before, s.dataset.labels) if s.dataset.truth_known else math.nan,
-        noise_after=rows[-1]["noise_level"],
-        noise_estimate=next((row["noise_estimate"] for row in rows if "noise_estimate" in row), None),
-        corrections=moved,
-        correction_precision=right / moved if moved else math.nan,
-        images_per_second=statistics.median(row["images_per_second"] for row in rows),
-        seconds=seconds,
-    )
+def finish(c, run, dataset, samples, learner: Learner, rows: list[dict], histograms: list[dict], screen) -> None:
+    """The results of all samples, then the pages about them."""
+    import crowd
+    from harness import results
+
+    refine, own = learner.refine, c.dataset not in options.PRESETS
+    noise_before = irnet.noise_level(samples.before, dataset.labels) if dataset.truth_known else math.nan
+    summary = results.summarise(c, rows, refine.e0, refine.tau, noise_before)
+    p, f = probabilities(learner, samples.images)
+    if dataset.scored:
+        p, f = (torch.cat(pair) for pair in zip((p, f), probabilities(learner, samples.test_images), strict=True))
+    if ranks.first():
+        after = [t.cpu() for t in (samples.candidates, refine.corrected_at, refine.corrected_to)]
+        kept = dict(zip(("after", "corrected_at", "label"), after, strict=True))
+        run.results(models.classifier_state(learner.network), before=samples.before, truth=dataset.labels, **kept)
+        table = crowd.labels_csv(dataset, crowd.Outcome(samples.before, *after, p.cpu(), f.cpu(), c.tau))
+        run.text("labels.csv", table)
+        run.finish(summary)
+        name = run.folder.resolve().name
+        if own:
+            run.page("review.html", lambda: crowd.review(table, dataset, p.cpu(), c.dataset, name))
+        run.page("report.html", lambda: results.report_page(c, name, rows, summary, histograms, dataset))
+    screen.closing(c, summary, run.folder)
 
 
 def main(argv: list[str] | None = None) -> int:
+    run = None
     try:
-        c = configure(argv)
-        parallel.start(c.device, c.batch_size)
-        return train(c)
-    except (InputError, WriteError) as error:
+        c = options.configure(argv, data.has_features)
+        ranks.start(c.device, c.batch_size)
+        name = f"{Path(c.dataset).stem}-{c.base}{'' if c.no_irnet else '-irnet'}"
+        name += (f"-q{c.q:g}-eta{c.eta:g}" if c.q is not None else "") + f"-seed{c.seed}"
+        with folder.Run(c.out or Path("runs") / name, named=c.out is not None) as run:
+            if c.dataset not in options.PRESETS:
+                run.spare(Path(c.dataset))
+            return train(c, run)
+    except (InputError, folder.WriteError, folder.NotFinite) as error:
         say(f"error: {error}", sys.stderr)
         return 2 if isinstance(error, InputError) else 1
+    except folder.Stopped as stop:
+        return 128 + stop.signal
     except RuntimeError as error:
-        if not parallel.lost(error):
+        if not ranks.lost(error):
             raise
+        if run and run.interrupt and run.interrupt.signal:  # another rank was stopped a step earlier
+            return 128 + run.interrupt.signal
         print("error: another rank is gone; what rank 0 saved is kept: go on with --resume", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # before the first step
@@ -337,10 +378,5 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def say(line: str, stream=None) -> None:
-    if parallel.first():
-        print(line, file=stream)
-
-
 if __name__ == "__main__":
-    parallel.leave(main())
+    ranks.leave(main())

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data import InputError
-from images import decode
+from crowd.images import decode
+from harness import InputError
+from harness.options import is_table
 
 MOST_CLASSES = 10_000
 
@@ -50,10 +51,6 @@ class Sample:
     heard: set[tuple[str, str]] = field(default_factory=set)  # annotator and label: the same vote twice is one
     truth: str = ""
     split: str = ""
-
-
-def is_table(path: Path) -> bool:
-    return path.suffix.lower() in (".csv", ".tsv")
 
 
 def table(path: Path, size: int, classes: list[str] | None) -> Given:

@@ -5,8 +5,20 @@ that needs nothing else, not even a network.
 from __future__ import annotations
 
 import base64
+import csv
 import html
 import io
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torchvision.transforms.functional import to_pil_image
+
+import data
+from crowd import images, votes
+from crowd.model import Model
+from data import Dataset
+from harness import InputError
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --in: #2b6cb0; --new: #c05621; }
@@ -104,3 +116,63 @@ def card(row: dict, number: dict[str, int]) -> str:
     items = "".join(f"<dt>{key}</dt><dd>{value}</dd>" for key, value in facts)
     touches = " ".join(str(number[label]) for label in sorted(touched) if label in number)
     return f'<article data-classes="{touches}">{image}<h2>{e(row["name"])}</h2><dl>{items}</dl></article>'
+
+
+# ------------------------------------------------------------------ of a run
+
+
+def review(table: str, d: Dataset, p: Tensor, path: str, name: str) -> str:
+    """review.html of the run that has just ended: its labels.csv, its data, the classifier's probabilities [N + M, C]
+    of the training samples and of those set aside for scoring, where its data are, its name."""
+    rows, names, total, flagged = suspicious(table)
+    chosen, numbers = named(d, names)
+    return filled(rows, names, chosen, p[numbers], d.class_names, path, name, total, flagged)
+
+
+def review_again(folder: Path, path: str | None = None, root: str = "data") -> str:
+    """review.html of a finished run, from its files and its data; `path`: where they are now."""
+    model = Model(folder)
+    path = path or model.config["dataset"]
+    try:
+        rows, names, total, flagged = suspicious((folder / "labels.csv").read_text(encoding="utf-8"))
+    except (OSError, KeyError, IndexError, UnicodeDecodeError):
+        raise InputError(
+            f"{folder} has no labels.csv, or not as it was: is it the folder of a finished run?"
+        ) from None
+    if votes.is_table(Path(path)):
+        chosen = votes.named_images(Path(path), names, model.config["network"]["size"])
+    else:
+        c = model.config
+        own = dict(min_votes=c["min_votes"], reliability=c["reliability"], classes=c["classes"])
+        d = data.load(path, root, c["image_size"] or None, c["limit_train"], c["limit_test"], **own)
+        if d.fingerprint() != c["fingerprint"]:  # the run's data, and no other
+            raise InputError(f"{path} does not have the data that the run was trained on")
+        chosen, _ = named(d, names)
+    return filled(rows, names, chosen, model(chosen), model.classes, path, folder.resolve().name, total, flagged)
+
+
+def suspicious(table: str) -> tuple[list[dict], list[str], int, int]:
+    """The first hundred rows of labels.csv, their samples' names; of how many, and how many are flagged."""
+    rows = list(csv.DictReader(io.StringIO(table, newline="")))
+    key, flagged = next(iter(rows[0])), sum(row["flagged"] == "yes" for row in rows)
+    return rows[:100], [row.pop(key) for row in rows[:100]], len(rows), flagged
+
+
+def named(d: Dataset, names: list[str]) -> tuple[Tensor, list[int]]:
+    """The images of these samples, and their numbers."""
+    n, files = len(d.images), d.sample_names + (d.scored.files if d.scored else [])
+    place = {name: i for i, name in enumerate(files)}
+    numbers = [place[name] for name in names]
+    return torch.stack([d.images[i] if i < n else d.test_images[i - n] for i in numbers]), numbers
+
+
+def filled(rows, names, chosen: Tensor, probs: Tensor, classes: list[str], path: str, name: str, total, flagged) -> str:
+    """The page of these rows, with pictures and probabilities."""
+    for row, file, image, p in zip(rows, names, chosen, probs, strict=True):
+        row |= dict(name=file, image=None, large=votes.is_table(Path(path)))
+        if row["large"]:  # the file itself, not what the network sees of it
+            row["image"] = png(images.thumbnail(Path(path).resolve().parent / file, 160, image))
+        elif not image.is_floating_point():
+            row["image"] = png(to_pil_image(image))
+        row["likely"] = [(classes[k], float(p[k])) for k in p.argsort(descending=True)[:4].tolist()]
+    return page(rows, classes, name, total, flagged)

@@ -1,6 +1,6 @@
 """The paper's tables from finished runs, with its own cells beside ours (paper.json).
 
-Each function asks a reproduce.Grid for its runs and returns a function that, when they are done, gives the lines of
+Each function asks a Grid for its runs and returns a function that, when they are done, gives the lines of
 its Markdown.
 """
 
@@ -13,11 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-import baselines
-import complexity
 import data
 import losses
-from data import InputError
+from harness import InputError, terminal
+from paper import complexity
 
 PAPER = json.loads(Path(__file__).with_name("paper.json").read_text())
 SIX = tuple(losses.BASES)
@@ -28,7 +27,7 @@ ETAS = (0.1, 0.2, 0.3)
 
 
 def title(name: str) -> str:
-    return ROWS.get(name) or baselines.title(name)
+    return ROWS.get(name) or terminal.title(name)
 
 
 def summaries(folders: list[Path], key: str) -> list:

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from data import InputError
+from harness import InputError
 
 
 def rank() -> int:
@@ -36,6 +36,12 @@ def size() -> int:
 def first() -> bool:
     """Whether this process writes and speaks."""
     return rank() == 0
+
+
+def say(line: str, stream=None) -> None:
+    """On the terminal, once."""
+    if first():
+        print(line, file=stream)
 
 
 def start(device: str, batch_size: int) -> None:
@@ -66,9 +72,9 @@ def leave(code: int) -> None:
     raise SystemExit(code)
 
 
-def lost(error: RuntimeError) -> bool:
+def lost(error: BaseException | None) -> bool:
     """Whether the error is that another rank has gone."""
-    return size() > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error))
+    return size() > 1 and isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error))
 
 
 def from_first(function: Callable):
@@ -114,6 +120,15 @@ def same_everywhere(candidates: Tensor) -> bool:
 
 
 # ------------------------------------------------------------------ the network, over all ranks
+
+
+def spread(network: nn.Module):
+    """The network over all ranks; as it is where there is one."""
+    if size() == 1:
+        return network
+    if hasattr(network, "two"):
+        raise InputError("--base dividemix: its two networks train in one process only")
+    return Spread(network)
 
 
 class Spread:

@@ -1,9 +1,9 @@
 """The paper's tables and figures, each from one command.
 
-    python reproduce.py list                        what there is, what each needs, how long it takes
-    python reproduce.py table2                      at the size of a laptop: embedded digits, three seeds
-    python reproduce.py table2 --scale paper        the paper's own experiment, for those who have the cards
-    python reproduce.py fig5 --jobs 2 --seeds 0     two runs at a time
+    python -m paper list                        what there is, what each needs, how long it takes
+    python -m paper table2                      at the size of a laptop: embedded digits, three seeds
+    python -m paper table2 --scale paper        the paper's own experiment, for those who have the cards
+    python -m paper fig5 --jobs 2 --seeds 0     two runs at a time
 
 Each is a grid of train.py runs under --out, which tables and figures share. Finished runs are not repeated, broken
 ones are resumed, so that it may be stopped and started again at any time. A table is written as Markdown with the
@@ -23,12 +23,13 @@ import sys
 import time
 from pathlib import Path
 
-from data import InputError
-from figures import FIGURES
-from options import Parser, configure, recorded
-from tables import TABLES
+from data import has_features
+from harness import InputError, Parser
+from harness.options import configure, recorded
+from paper.figures import FIGURES
+from paper.tables import TABLES
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parent.parent
 SCALES = {  # name: datasets, the paper's dataset to put beside them, options of every run
     "digits": ({"digits": (0.1, 0.3, 0.5)}, {"digits": "cifar10"}, []),
     "kmnist": ({"kmnist": (0.1, 0.3, 0.5)}, {"kmnist": "kmnist"}, ["--arch", "cnn"]),
@@ -128,7 +129,7 @@ class Grid:
 
     def _start(self, folder: Path) -> subprocess.Popen:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        argv = [sys.executable, str(HERE / "train.py"), *self.jobs[folder], "--out", str(folder)]
+        argv = [sys.executable, str(ROOT / "train.py"), *self.jobs[folder], "--out", str(folder)]
         argv += ["--resume"] if (folder / "config.json").exists() else []
         with open(f"{folder}.log", "a") as log:
             return subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT)
@@ -150,7 +151,7 @@ def _list(value) -> list:
 
 def main(argv: list[str] | None = None) -> int:
     wanted = ["list", *TABLES, *FIGURES]
-    parser = Parser("reproduce.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("-m paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=wanted, metavar="WHAT", help=", ".join(wanted))
     parser.add_argument("--scale", default="digits", choices=list(SCALES), help="size of the runs (default digits)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default 0 1 2)")

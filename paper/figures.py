@@ -1,6 +1,6 @@
 """The paper's figures from metrics.jsonl and snapshots, drawn with matplotlib (t-SNE by scikit-learn).
 
-Each function asks a reproduce.Grid for its runs and returns a function that draws them into a matplotlib figure.
+Each function asks a Grid for its runs and returns a function that draws them into a matplotlib figure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tables import summaries, title
+from paper.tables import summaries, title
 
 BLUE, ORANGE, GREEN, RED, GREY = "#2b6cb0", "#dd6b20", "#2f855a", "#c53030", "#718096"
 
@@ -95,7 +95,7 @@ def fig3(grid):
         import torch
 
         import irnet
-        from baselines import two_gaussians
+        from paper.baselines import two_gaussians
 
         axes = figure.subplots(2, 4).flatten()
         for axis, epoch in zip(axes, epochs, strict=False):

@@ -2,31 +2,30 @@
 
 runs/<name>/ holds config.json, metrics.jsonl (a row an epoch), checkpoint.pt (the state after the last finished
 epoch, the final model in the end), previous.pt (the one before it), and, when the run is done, summary.json,
-candidates.npz, labels.csv and model.pt (the classifier alone). A checkpoint ends with a digest of all its bytes;
-`torch.load` reads it as it is.
+candidates.npz, labels.csv, model.pt (the classifier alone) and report.html.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import io
 import json
 import math
 import os
-import pickle
 import re
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 
-import parallel
-from data import InputError
+from harness import InputError, ranks
+from harness.checkpoint import Damaged, pack, unpack
+from harness.ranks import say
 
 try:
     import fcntl
@@ -34,43 +33,23 @@ except ImportError:  # Windows: no lock
     fcntl = None
 
 FILES = "checkpoint.pt previous.pt summary.json candidates.npz metrics.jsonl config.json".split()
-FILES += ["labels.csv", "review.html", "model.pt"]
-DIGEST = 32  # bytes at the end of a checkpoint
+FILES += ["labels.csv", "review.html", "report.html", "model.pt"]
 
 
 class WriteError(Exception):
     """The folder cannot be written: disk full, folder gone. The checkpoint before is whole."""
 
 
-class Damaged(Exception):
-    """Not a checkpoint, or not as it was written."""
+class NotFinite(Exception):
+    """A loss or a network that is not finite: the run cannot go on."""
 
 
-# ------------------------------------------------------------------ checkpoints as bytes
+class Stopped(Exception):
+    """A signal asked for it."""
 
-
-def pack(state: dict) -> bytearray:
-    """torch.save's bytes and their digest."""
-    buffer = io.BytesIO()  # not straight to the disk: where that is full, torch's own writer aborts the process
-    torch.save(state, buffer)
-    buffer.write(_digest(buffer.getbuffer()))
-    return buffer.getbuffer()
-
-
-def unpack(content: bytes) -> dict:
-    """The state on the CPU. Nothing is read from bytes whose digest is wrong, and code never."""
-    if len(content) <= DIGEST:
-        raise Damaged("it is empty" if not content else "it is cut off")
-    if _digest(memoryview(content)[:-DIGEST]) != content[-DIGEST:]:
-        raise Damaged("it is damaged, or no checkpoint of this program")
-    try:
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise Damaged(str(error).splitlines()[0]) from None
-
-
-def _digest(content) -> bytes:
-    return hashlib.blake2b(content, digest_size=DIGEST, person=b"irnet").digest()
+    def __init__(self, signal: int):
+        super().__init__(signal)
+        self.signal = signal
 
 
 # ------------------------------------------------------------------ the folder
@@ -85,6 +64,28 @@ class Run:
         self._waiting: tuple[int, bytearray] | None = None  # a later one that is not there yet
         self._damaged: list[Path] = []
         self._lock = self._fresh = None
+
+        self.interrupt: Interrupt | None = None
+        self.rows = 0  # finished epochs
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        """Whatever ended the run: what still waits is written, and how to go on is said."""
+        asked = self.interrupt and self.interrupt.signal and (kind is Stopped or ranks.lost(error))
+        try:
+            if asked or kind is NotFinite:
+                self.flush()
+        finally:
+            self.close()
+        kept = f"epochs 1 to {self.rows} are kept" if self.rows else "no epoch was finished"
+        if asked:
+            say(f"stopped in epoch {self.rows + 1}; {kept} in {self.folder}")
+            say(f"to go on: the same command with --resume --out {self.folder}")
+        elif kind is NotFinite:
+            kept = f"{kept} in {self.folder}" if self.rows else kept
+            raise NotFinite(f"{error} of epoch {self.rows + 1}; {kept}: begin a new run, --lr lower") from None
 
     # ---- opening
 
@@ -107,8 +108,10 @@ class Run:
         except OSError as error:
             raise InputError(f"cannot read {self.folder}: {error.strerror}; name another with --out") from None
 
-    def would_replace(self, path: Path) -> bool:
-        return path.resolve() in [(self.folder / name).resolve() for name in (*FILES, ".")]
+    def spare(self, path: Path) -> None:
+        """One's own data may lie anywhere but where the run writes."""
+        if path.resolve() in [(self.folder / name).resolve() for name in (*FILES, ".")]:
+            raise InputError(f"--out {self.folder}: the run would replace --dataset {path}; name another folder")
 
     def _find(self, config: dict) -> Path:
         """The folder to go on with: as named, or of all that begin with the run's name the newest one that has this
@@ -199,6 +202,7 @@ class Run:
             raise InputError(f"cannot write to {self.folder}: {error.strerror}; name another with --out") from None
         self._write("config.json", (json.dumps(config, indent=2) + "\n").encode())
         self._write("metrics.jsonl", "".join(map(_line, rows)).encode())
+        self.rows = len(rows)
 
     def _take_lock(self) -> None:
         """Held until the process ends, however it ends."""
@@ -277,6 +281,7 @@ class Run:
             self._still_ours()
             with (self.folder / "metrics.jsonl").open("a") as file:
                 file.write(_line(row))
+            self.rows = row["epoch"]
         except OSError as error:
             raise self._failed("metrics.jsonl", error) from None
 
@@ -299,7 +304,7 @@ class Run:
 
     def snapshot(self, epoch: int, **tensors: torch.Tensor) -> None:
         arrays = {name: value.cpu().numpy() for name, value in tensors.items()}
-        if parallel.first():
+        if ranks.first():
             self._write_arrays(f"snapshot-{epoch:04d}.npz", arrays)
 
     def _write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
@@ -307,18 +312,25 @@ class Run:
         np.savez_compressed(buffer, **arrays)
         self._write(name, buffer.getbuffer())
 
-    def results(self, labels: bytes, classifier: dict, **candidates: np.ndarray) -> None:
-        self._write_arrays("candidates.npz", candidates)
-        self._write("labels.csv", labels)
+    def results(self, classifier: dict, **candidates: torch.Tensor) -> None:
+        self._write_arrays("candidates.npz", {name: value.cpu().numpy() for name, value in candidates.items()})
         buffer = io.BytesIO()
         torch.save(classifier, buffer)
         self._write("model.pt", buffer.getbuffer())
 
-    def review(self, page: bytes) -> None:
-        self._write("review.html", page)
+    def text(self, name: str, content: str) -> None:
+        self._write(name, content.encode("utf-8", "surrogateescape"))
+
+    def page(self, name: str, make: Callable[[], str]) -> None:
+        """A page about the results, which are written by now: it may fail, and then that is said."""
+        try:
+            self.text(name, make())
+        except Exception as error:
+            why = (str(error).splitlines() or [""])[0]
+            print(f"note: {name} was not made ({type(error).__name__}: {why})", file=sys.stderr)
 
     def finish(self, summary: dict) -> None:
-        """The last file: what has it is finished."""
+        """What has it is finished."""
         self._write("summary.json", (json.dumps(plain(summary), indent=2) + "\n").encode())
 
 
@@ -341,6 +353,10 @@ class Interrupt:
             numbers.append(signal.SIGHUP)  # the terminal was closed; ignored under nohup
         for number in numbers:
             signal.signal(number, self._asked)
+
+    def check(self) -> None:
+        if self.signal:
+            raise Stopped(self.signal)
 
     def _asked(self, number, frame) -> None:
         if not self.signal:

@@ -43,12 +43,6 @@ class Supervised(Base):
         return F.cross_entropy(logits.float(), self.labels[index])
 
 
-def one_candidate(candidates: Tensor, generator: Generator | None = None) -> Tensor:
-    """One label of each set [N], each as probable."""
-    u = torch.rand(candidates.shape, generator=generator, device=candidates.device)
-    return (u * candidates).argmax(1)
-
-
 # ------------------------------------------------------------------ PLCR
 
 
@@ -317,11 +311,16 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 ROBUST = {"mae": losses.mae, "mse": losses.mse, "sce": losses.sce, "gce": losses.gce}
 METHODS = losses.BASES | {name: functools.partial(Robust, function=loss) for name, loss in ROBUST.items()}
 METHODS |= {"plcr": PLCR, "pico+": PiCOPlus, "alim": ALIM, "supervised": Supervised, "dividemix": DivideMix}
-PICO_FAMILY = ("pico", "pico+", "alim")  # two encoders, a queue, prototypes
-NAMES = {"pico": "PiCO", "pico+": "PiCO+", "supervised": "Supervised learning", "dividemix": "DivideMix"}
-WITHOUT_IRNET = ("pico+", "alim", "supervised", "dividemix")
 
 
-def title(name: str) -> str:
-    """A method as the paper writes it."""
-    return NAMES.get(name, name.upper())
+def make(c, candidates: Tensor, pico: dict, generator: Generator, labels: Callable[[], Tensor]) -> Base:
+    """The method --base names, with its options; pico: those of PiCO, labels(): one label a sample."""
+    start, near = (50, 5) if c.dataset == "cifar100" else (5, 16)  # as published
+    plus = dict(start=max(2, warm_up(start, c.epochs)), neighbours=near, queue_size=c.queue, generator=generator)
+    take = {
+        "pico+": lambda: pico | plus,
+        "alim": lambda: pico | dict(eta=c.eta),
+        "supervised": lambda: dict(labels=labels()),
+        "dividemix": lambda: dict(labels=labels(), generator=generator, epochs=c.epochs),
+    } | dict.fromkeys(("mae", "mse", "sce"), lambda: dict(form=c.form))
+    return METHODS[c.base](candidates, **take.get(c.base, dict)())

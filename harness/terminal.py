@@ -11,12 +11,15 @@ from pathlib import Path
 
 import torch
 
-import baselines
-import crowd
-import irnet
-import models
-import parallel
-from presets import PRESETS
+from harness import ranks
+from harness.options import PICO_FAMILY, PRESETS
+
+NAMES = {"pico": "PiCO", "pico+": "PiCO+", "supervised": "Supervised learning", "dividemix": "DivideMix"}
+
+
+def title(base: str) -> str:
+    """A method as the paper writes it."""
+    return NAMES.get(base, base.upper())
 
 
 def per_cent(value: float | None) -> str:
@@ -43,18 +46,32 @@ def estimated(found: dict | None) -> str:
 class Screen:
     """One aligned row an epoch; inside a long epoch a bar with the time left (elsewhere a line a minute)."""
 
-    HEAD = "epoch   loss    val   test  train  noise   |S|  phi_c  phi_n  bayes  moved  right  img/s"
+    COLUMNS = {  # by the row's key: heading, width, whether only the hidden truth tells it
+        "epoch": ("epoch", 5, False),
+        "loss": ("loss", 6, False),
+        "val": ("val", 6, False),
+        "test": ("test", 6, False),
+        "transductive": ("train", 6, True),
+        "noise_level": ("noise", 6, True),
+        "set_size": ("|S|", 5, False),
+        "phi_c": ("phi_c", 6, True),
+        "phi_n": ("phi_n", 6, True),
+        "bayes_error": ("bayes", 6, True),
+        "corrections": ("moved", 6, False),
+        "correction_precision": ("right", 6, True),
+        "images_per_second": ("img/s", 6, False),
+    }
 
-    def __init__(self, epochs: int, steps: int, corrects: bool):
+    def __init__(self, epochs: int, steps: int, corrects: bool, truth_known: bool = True, score: str = "test accuracy"):
         self.stream = sys.stdout
-        self.corrects = corrects
-        self.live = self.stream.isatty() and parallel.first()
+        self.corrects, self.truth_known, self.score = corrects, truth_known, score
+        self.live = self.stream.isatty() and ranks.first()
         self.epochs, self.steps = epochs, steps
         self.began = self.shown = time.monotonic()
         self.steps_done, self.headed = 0, False
 
     def say(self, line: str = "") -> None:
-        if not parallel.first():
+        if not ranks.first():
             return
         self._print(f"\r\033[K{line}" if self.live else line)
 
@@ -82,19 +99,19 @@ class Screen:
             self.say(text)
 
     def row(self, row: dict) -> None:
+        """Only what is known: without the truth of the training samples some columns have no values."""
+        columns = {k: v for k, v in self.COLUMNS.items() if self.truth_known or not v[2]}
         if not self.headed or row["epoch"] % 20 == 1:
-            self.say(self.HEAD)
+            heads = {"test": "test" if self.score == "test accuracy" else "score"}
+            self.say(" ".join(heads.get(key, head).rjust(width) for key, (head, width, _) in columns.items()))
             self.headed = True
-        p, mark = per_cent, ""
+        mark = ""
         if row["e0"] == row["epoch"]:
             starts = self.corrects and row["epoch"] < self.epochs and row.get("tau") != math.inf
             mark = "  <- e0: correction starts" if starts else "  <- e0"
-        self.say(
-            f"{row['epoch']:5d} {row['loss']:6.3f} {p(row['val'])} {p(row['test'])} {p(row['transductive'])} "
-            f"{p(row['noise_level'])} {row['set_size']:5.2f} {p(row['phi_c'])} {p(row['phi_n'])} "
-            f"{p(row['bayes_error'])} {row['corrections']:6d} {p(row['correction_precision'])} "
-            f"{row['images_per_second']:6.0f}{mark}"
-        )
+        form = dict(epoch="d", loss=".3f", set_size=".2f", corrections="d", images_per_second=".0f")
+        cells = [f"{row[k]:{form[k]}}" if k in form else per_cent(row[k]) for k in columns]
+        self.say(" ".join(cell.rjust(columns[k][1]) for k, cell in zip(columns, cells, strict=True)) + mark)
         if "noise_estimate" in row:
             self.say(f"      noise estimate {estimated(row['noise_estimate'])}, from the held-out part")
         if "tau" in row:
@@ -106,73 +123,78 @@ class Screen:
                 self.say(f"      tau {row['tau']:.4g}: half of the labels moved in, or more, would be right{noise}")
         self.shown = time.monotonic()
 
-    def opening(self, c, s, folder: Path, done: int) -> None:
+    def opening(self, c, dataset, samples, learner, folder: Path, done: int) -> None:
         """What is about to happen."""
-        d, n = s.dataset, len(s.images)
-        size, colour = d.images.shape[-1], "colour" if d.images.shape[1] == 3 else "grey"
-        missing = "from how many the truth is missing is not known"
-        if d.truth_known:
-            asked = f" (asked for {100 * c.eta:g} %)" if c.eta is not None else ""
-            missing = f"the truth is missing from {100 * irnet.noise_level(s.before, d.labels):.2f} %{asked}"
-        elif (d.labels >= 0).any():
-            missing = f"the truth is known of {100 * (d.labels >= 0).float().mean():.0f} %, too little to report by"
-        sets = s.before.sum(1).float().mean()
-        encoders = "two encoders" if c.base in (*baselines.PICO_FAMILY, "dividemix") else "one encoder"
-        million = models.parameter_count(s.network) / 1e6
-        precision = (", bf16" if s.bf16 else "") + (f", {parallel.size()} ranks" if parallel.size() > 1 else "")
-        count = torch.get_num_threads()
+        d, count = dataset, torch.get_num_threads()
+        million = sum(p.numel() for p in learner.network.parameters()) / 1e6
+        encoders = "two encoders" if c.base in (*PICO_FAMILY, "dividemix") else "one encoder"
         threads = f" ({count} thread{'s' * (count > 1)})" if c.device == "cpu" else ""
-        rule = f"found by the {c.e0_rule} rule, window {s.refine.epoch.window}" if c.e0 == "auto" else c.e0
-        curve = (
-            "test accuracy, which leaks the test set; no noise estimate"
-            if c.val == "test"
-            else f"{len(s.held_out)} held-out samples"
-        )
+        precision = (", bf16" if learner.bf16 else "") + (f", {ranks.size()} ranks" if ranks.size() > 1 else "")
+        watched = learner.refine.epoch
+        rule = f"found by the {c.e0_rule} rule, window {watched.window}" if c.e0 == "auto" else c.e0
+        curve = f"{len(samples.held_out)} held-out samples"
+        if c.val == "test":
+            curve = "test accuracy, which leaks the test set; no noise estimate"
         what = "nothing is corrected" if c.no_irnet else f"tau {c.tau:g}, extra views {c.views}"
-        base = baselines.title(c.base)
-        self.say(f"{base} {'alone' if c.no_irnet else 'with IRNet'} on {d.name}, seed {c.seed}")
-        kind = (
-            f"samples of {d.images.shape[1]} features" if s.noise is not None else f"images, {size}x{size} {colour}"
-        )
-        why = (
-            "one label each, not confirmed" if d.scored and d.scored.single else "the annotators agree on them most"
-        )
-        tests = "test" if d.scored is None else f"set-aside ({why})"
-        self.say(f"  data     {n:,} training and {len(s.test_images):,} {tests} {kind}, {d.num_classes} classes")
-        self.say(f"  labels   {sets:.2f} candidates a sample; {missing}")
-        names = crowd.class_names(d)
-        spelt = Counter(map(str.casefold, names))
-        notes = {
-            "classes": names if c.dataset not in PRESETS else [],
-            "never a candidate": [n for n, ever in zip(names, s.before.any(0).tolist(), strict=True) if not ever],
-            "the same but for capitals": [name for name in names if spelt[name.casefold()] > 1],
-        }
-        for note, some in notes.items():
+        self.say(f"{title(c.base)} {'alone' if c.no_irnet else 'with IRNet'} on {d.name}, seed {c.seed}")
+        self.say(f"  data     {len(d.images):,} training and {self._data(d)}, {d.num_classes} classes")
+        sets = samples.before.sum(1).float().mean()
+        self.say(f"  labels   {sets:.2f} candidates a sample; {self._missing(d, samples.before, c.eta)}")
+        for note, some in self._notes(d, samples.before, own=c.dataset not in PRESETS).items():
             if some:
                 self.say(f"           {note}: {' | '.join(some[:10])}{' ...' * (len(some) > 10)}")
         self.say(f"  network  {c.arch}, {encoders}, {million:.2f} M parameters, on {c.device}{threads}{precision}")
         self.say(f"  plan     {c.epochs} epochs of {self.steps} steps of {c.batch_size}; {what}")
         self.say(f"  e0       {rule}; the curve is from {curve}")
-        if s.refine.epoch.earliest >= c.epochs and not c.no_irnet:
+        if watched.earliest >= c.epochs and not c.no_irnet:
             self.say(
                 "           too few epochs to find it, so nothing will be corrected: --e0 N or a smaller --window"
             )
         self.say(f"  files    {folder}" + (f"; going on after epoch {done}" if done else ""))
-        self.say(
-            "  columns  in per cent: val (see e0), test and train accuracy, samples whose truth is missing, hit"
-        )
-        self.say("           accuracies (Eqs. 7-8), Bayes error (Eq. 6); labels moved in, and how many were right")
+        if self.truth_known:
+            self.say(
+                "  columns  in per cent: val (see e0), test and train accuracy, samples whose truth is missing, hit"
+            )
+            self.say(
+                "           accuracies (Eqs. 7-8), Bayes error (Eq. 6); labels moved in, and how many were right"
+            )
+        else:
+            self.say(f"  columns  in per cent: val (see e0), {self.score}; mean size of a set; labels moved in")
         self.say()
 
-    def stopped(self, epoch: int, folder: Path) -> None:
-        kept = f"epochs 1 to {epoch - 1} are kept" if epoch > 1 else "no epoch was finished"
-        self.say(f"stopped in epoch {epoch}; {kept} in {folder}")
-        self.say(f"to go on: the same command with --resume --out {folder}")
+    @staticmethod
+    def _data(d) -> str:
+        size, colour = d.images.shape[-1], "colour" if d.images.shape[1] == 3 else "grey"
+        kind = f"samples of {d.images.shape[1]} features" if d.features else f"images, {size}x{size} {colour}"
+        why = "the annotators agree on them most"
+        why = "one label each, not confirmed" if d.scored and d.scored.single else why
+        return f"{len(d.test_images):,} {'test' if d.scored is None else f'set-aside ({why})'} {kind}"
+
+    @staticmethod
+    def _missing(d, before: torch.Tensor, eta: float | None) -> str:
+        if d.truth_known:
+            asked = f" (asked for {100 * eta:g} %)" if eta is not None else ""
+            missing = (~before.gather(1, d.labels[:, None])).float().mean()
+            return f"the truth is missing from {100 * float(missing):.2f} %{asked}"
+        if (d.labels >= 0).any():
+            return f"the truth is known of {100 * (d.labels >= 0).float().mean():.0f} %, too little to report by"
+        return "from how many the truth is missing is not known"
+
+    @staticmethod
+    def _notes(d, before: torch.Tensor, own: bool) -> dict[str, list[str]]:
+        names = d.class_names
+        spelt = Counter(map(str.casefold, names))
+        return {
+            "classes": names if own else [],
+            "never a candidate": [n for n, ever in zip(names, before.any(0).tolist(), strict=True) if not ever],
+            "the same but for capitals": [name for name in names if spelt[name.casefold()] > 1],
+        }
 
     def closing(self, c, summary: dict, folder: Path) -> None:
         p = {key: 100 * value for key, value in summary.items() if isinstance(value, float)}
         self.say()
-        self.say(f"test accuracy  last {p['last']:.2f} %, best {p['best']:.2f} %, gap {p['gap']:.2f} points")
+        name = "test accuracy " if self.score == "test accuracy" else "set-aside score"
+        self.say(f"{name} last {p['last']:.2f} %, best {p['best']:.2f} %, gap {p['gap']:.2f} points")
         known, moved = not math.isnan(p["noise_before"]), summary["corrections"]
         if known:
             self.say(f"train accuracy {p['transductive']:.2f} % (over all classes, against the hidden truth)")

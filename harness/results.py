@@ -1,0 +1,46 @@
+"""What a finished run says: its summary, and report.html."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from harness import options, report
+from harness.folder import plain
+
+
+def summarise(c, rows: list[dict], e0: int | None, tau: float, noise_before: float) -> dict:
+    """summary.json; accuracies are fractions."""
+    moved = sum(row["corrections"] for row in rows)
+    right = sum(row["corrections"] * row["correction_precision"] for row in rows if row["corrections"])
+    best, last = max(row["test"] for row in rows), rows[-1]["test"]
+    unseen = rows[:e0]  # until then the held-out part, that `val` is from, was not trained on
+    same = ("dataset", "base", "q", "eta", "seed", "epochs", "arch")
+    return {name: getattr(c, name) for name in same} | dict(
+        irnet=not c.no_irnet,
+        e0=e0,
+        tau=tau,
+        best=best,
+        last=last,
+        gap=best - last,
+        val_selected=max(unseen, key=lambda row: (row["val"], row["epoch"]))["test"],
+        transductive=rows[-1]["transductive"],
+        noise_before=noise_before,
+        noise_after=rows[-1]["noise_level"],
+        noise_estimate=next((row["noise_estimate"] for row in rows if "noise_estimate" in row), None),
+        corrections=moved,
+        correction_precision=right / moved if moved else math.nan,
+        images_per_second=statistics.median(row["images_per_second"] for row in rows),
+        seconds=sum(row["seconds"] for row in rows),
+    )
+
+
+def report_page(c, name: str, rows: list[dict], summary: dict, histograms: list[dict], dataset) -> str:
+    """report.html of the run."""
+    margins = histograms
+    if not dataset.truth_known:  # nobody knows which are noisy
+        keys = ("epoch", "low", "high")
+        both = [[a + b for a, b in zip(one["clean"], one["noisy"], strict=True)] for one in histograms]
+        margins = [{k: one[k] for k in keys} | {"all": all_} for one, all_ in zip(histograms, both, strict=True)]
+    more = dict(changed=options.changed(c), margins=margins, score=dataset.score)
+    return report.page(name, [plain(row) for row in rows], plain(summary), **more)
