@@ -29,8 +29,9 @@ from torchvision.transforms.functional import pil_to_tensor
 import augment
 import data
 import train
-from options import Parser, configure
-from runs import Run
+from harness import Parser, checkpoint
+from harness.folder import Run
+from harness.options import configure
 
 Row = dict
 
@@ -63,12 +64,14 @@ def synthetic(n: int, classes: int, channels: int, size: int) -> data.Dataset:
     return data.Dataset("synthetic", images, labels, images[:100], labels[:100], classes, *normal)
 
 
-def setup(
-    base: str, arch: str, batch: int, dataset: data.Dataset, *more: str
-) -> tuple[argparse.Namespace, train.Setup]:
+def prepare(base: str, arch: str, batch: int, dataset: data.Dataset, *more: str) -> tuple:
+    """(learner, samples) of a configuration."""
     argv = ["--dataset", "cifar10", "--base", base, "--arch", arch, "--batch-size", str(batch), "--device", "cpu"]
-    c = configure([*argv, *more])
-    return c, train.Setup(c, dataset)
+    return train.prepare(configure([*argv, *more]), dataset)
+
+
+def whole_step(learner: train.Learner, samples: data.Samples, index: torch.Tensor, correcting: bool) -> Callable:
+    return lambda: train.train_step(learner, index, samples.images[index], samples.labels[index], correcting)
 
 
 # ------------------------------------------------------------------ augmentation against PIL
@@ -135,32 +138,30 @@ def augmentation() -> Iterator[Row]:
 # ------------------------------------------------------------------ the step against the bare networks
 
 
-def bare_passes(s: train.Setup, extra_view: bool) -> Callable:
+def bare_passes(learner: train.Learner, images: torch.Tensor, extra_view: bool) -> Callable:
     """The same forward and backward passes on ready images, and nothing else."""
-    x = s.view("w", s.images[s.pool[: s.batch]])
-    pico = s.base.views == "ws"
+    x, network, pico = learner.views.view("w", images), learner.network, learner.base.views == "ws"
 
     def run() -> None:
-        s.optimizer.zero_grad(set_to_none=True)
+        learner.optimizer.zero_grad(set_to_none=True)
         if extra_view:
-            s.network.peek_embedding(x) if pico else s.network.peek(x)
-        outputs = s.network.embed(x) if pico else (s.network(x),)
+            network.peek_embedding(x) if pico else network.peek(x)
+        outputs = network.embed(x) if pico else (network(x),)
         sum(output.float().square().mean() for output in outputs).backward()
         if pico:
             with torch.no_grad():
-                s.network.key.embed(x)
+                network.key.embed(x)
 
     return run
 
 
 def step(base: str, arch: str, batch: int, shape: tuple[int, int], extra: bool, asked: str, **times) -> Row:
     torch.set_num_threads(THREADS)
-    c, s = setup(base, arch, batch, synthetic(4 * batch, 10, *shape))
-    s.batch, index = batch, s.pool[:batch]
-    when = "after e0" if extra else "before e0"
-    name = f"bare networks / whole step, {arch}, {base}, batch {batch}, {when}"
-    whole = lambda: train.train_step(s, c, index, s.images[index], extra)  # noqa: E731
-    return side_by_side(name, bare_passes(s, extra), whole, asked, **times)
+    learner, samples = prepare(base, arch, batch, synthetic(4 * batch, 10, *shape))
+    index = samples.pool[:batch]
+    name = f"bare networks / whole step, {arch}, {base}, batch {batch}, {'after e0' if extra else 'before e0'}"
+    bare = bare_passes(learner, samples.images[index], extra)
+    return side_by_side(name, bare, whole_step(learner, samples, index, extra), asked, **times)
 
 
 def steps() -> Iterator[Row]:
@@ -174,20 +175,10 @@ def steps() -> Iterator[Row]:
 # ------------------------------------------------------------------ an epoch, corruption, growth, memory
 
 
-class Quiet:
-    """No terminal and no interruption."""
-
-    signal = 0
-
-    def step(self, *args) -> None:
-        pass
-
-
 def epoch() -> Iterator[Row]:
     torch.set_num_threads(THREADS)
-    c, s = setup("proden", "cnn", 256, synthetic(20_000, 10, 1, 28))
-    quiet, original = Quiet(), train.train_step
-    ratios = []
+    learner, samples = prepare("proden", "cnn", 256, synthetic(20_000, 10, 1, 28))
+    original, ratios = train.train_step, []
     for number in range(1, 5):
         spent = []
 
@@ -199,21 +190,21 @@ def epoch() -> Iterator[Row]:
 
         train.train_step = timed_step
         began = time.perf_counter()
-        train.train_epoch(s, c, number, quiet, quiet)
+        train.train_epoch(learner, samples, number, epochs=4, lr=0.02, batch_size=256)
         ratios.append((time.perf_counter() - began) / sum(spent))
         train.train_step = original
     yield row_of("an epoch / the sum of its steps, cnn, proden", ratios[1:], "<= 1.05")
 
 
-def checkpoint() -> Iterator[Row]:
+def checkpoints() -> Iterator[Row]:
     """Networks, optimiser and label state to the disk, against an epoch of a fiftieth of KMNIST."""
     torch.set_num_threads(THREADS)
-    c, s = setup("pico", "resnet18", 128, synthetic(10 * 128, 10, 1, 32), "--val", "test")
-    spent = timed(lambda: train.train_epoch(s, c, 1, Quiet(), Quiet()), 1)
+    learner, samples = prepare("pico", "resnet18", 128, synthetic(10 * 128, 10, 1, 32), "--val", "test")
+    spent = timed(lambda: train.train_epoch(learner, samples, 1, epochs=2, lr=0.01, batch_size=128), 1)
     with tempfile.TemporaryDirectory() as folder:
         run = Run(folder, named=True)
-        save = lambda: run.save(s.state_dict() | dict(config={}, rows="[]"), 1, now=True)  # noqa: E731
-        ratios = [timed(save, 1) / spent for _ in range(3)]
+        state = lambda: checkpoint.state_of(learner, samples, "") | dict(config={}, rows="[]")  # noqa: E731
+        ratios = [timed(lambda: run.save(state(), 1, now=True), 1) / spent for _ in range(3)]
     yield row_of("a checkpoint / an epoch of 1,280 images (KMNIST: 60,000), resnet18, pico", ratios, "<= 0.03")
 
 
@@ -238,23 +229,24 @@ def growth() -> Iterator[Row]:
     """The cost of a step, and the bytes a sample, as N grows: synthetic 8x8 images, the MLP, batch 256."""
     torch.set_num_threads(THREADS)
     for classes in (10, 100):
-        made = {n: setup("proden", "mlp", 256, synthetic(n, classes, 1, 8)) for n in (10**4, 10**5, 10**6)}
+        made = {n: prepare("proden", "mlp", 256, synthetic(n, classes, 1, 8)) for n in (10**4, 10**5, 10**6)}
 
         def run(n: int, made=made) -> Callable:
-            c, s = made[n]
-            batches = s.batches(s.pool[torch.randperm(len(s.pool))].repeat(20), 256)
-            return lambda: train.train_step(s, c, *next(batches), True)
+            learner, samples = made[n]
+            orders = iter(samples.pool[torch.randperm(len(samples.pool))].repeat(20).split(256))
+            return lambda: whole_step(learner, samples, next(orders), True)()
 
-        small, bytes_small = run(10**4), bytes_a_sample(made[10**4][1])
+        small, bytes_small = run(10**4), bytes_a_sample(*made[10**4])
         for n in (10**5, 10**6):
             name = f"a step at N = {n:.0e} / at N = 1e+04, {classes} classes".replace("e+0", "e")
-            more = dict(bytes_a_sample=bytes_a_sample(made[n][1]), bytes_a_sample_small=bytes_small)
+            more = dict(bytes_a_sample=bytes_a_sample(*made[n]), bytes_a_sample_small=bytes_small)
             yield side_by_side(name, run(n), small, "<= 1.15", repeats=15, calls=20, **more)
 
 
-def bytes_a_sample(s: train.Setup) -> float:
-    state = (s.images, s.labels, s.candidates, s.base.weights, s.refine.corrected_at, s.refine.corrected_to, s.pool)
-    return sum(t.numel() * t.element_size() for t in state if t is not None) / len(s.images)
+def bytes_a_sample(learner: train.Learner, samples: data.Samples) -> float:
+    kept = (samples.images, samples.labels, samples.candidates, samples.pool, learner.base.weights)
+    kept += (learner.refine.corrected_at, learner.refine.corrected_to)
+    return sum(t.numel() * t.element_size() for t in kept if t is not None) / len(samples.images)
 
 
 def memory() -> Iterator[Row]:
@@ -286,7 +278,7 @@ SECTIONS = dict(
     augmentation=augmentation,
     step=steps,
     epoch=epoch,
-    checkpoint=checkpoint,
+    checkpoint=checkpoints,
     corrupt=corruption,
     growth=growth,
     memory=memory,

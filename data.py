@@ -51,6 +51,12 @@ class Dataset:
         return self.images.is_floating_point()
 
     @property
+    def shape(self) -> dict:
+        """What a network must know of it."""
+        sizes = dict(channels=self.images.shape[1], size=self.images.shape[-1], num_classes=self.num_classes)
+        return sizes | dict(mean=self.mean, std=self.std)
+
+    @property
     def class_names(self) -> list[str]:
         return self.classes or [str(k) for k in range(self.num_classes)]
 
@@ -192,7 +198,7 @@ def candidate_sets(d: Dataset, q: float | None, eta: float | None, generator: Ge
             raise InputError(f"--q, --eta: {d.name} has candidate sets of its own; leave both out")
         return d.candidates
     if q is None:
-        raise InputError(f"{d.name} has no candidates, annotators or votes: add them, or make some by --q and --eta")
+        raise InputError(f"{d.name} has no candidates, annotators or votes: add them, or give --q and --eta")
     if not d.truth_known:
         raise InputError(f"--q, --eta: sets are made from the truth, which {d.name} does not have (y_train)")
     candidates = corrupt(d.labels, d.num_classes, q, eta, generator)
@@ -207,13 +213,14 @@ def candidate_sets(d: Dataset, q: float | None, eta: float | None, generator: Ge
 class Samples:
     """Everything on the device, once: images, hidden labels, candidate sets, which are held out; the test set."""
 
-    def __init__(self, d: Dataset, candidates: Tensor, held: int, generator: Generator, device, on_host: bool = False):
+    def __init__(self, d: Dataset, candidates: Tensor, held: int, generator: Generator, device, on_host=False):
         """Images too many for the device stay on the host, perhaps on its disk."""
         self.before = candidates  # bool [N, C], as they were
         self.candidates = candidates.to(device, copy=True)  # edited in place by IRNet
         self.labels = d.labels.clamp_min(0).to(device)  # for reporting only
         place = (lambda images: images) if on_host else (lambda images: images.to(device).contiguous())
-        self.images, self.test_images, self.test_labels = place(d.images), place(d.test_images), d.test_labels.to(device)
+        self.images, self.test_images = place(d.images), place(d.test_images)
+        self.test_labels = d.test_labels.to(device)
         self.device, self.on_host = torch.device(device), on_host
         shuffled = torch.randperm(len(d.images), generator=generator).to(device)
         self.held_out, self.pool = shuffled[:held], shuffled[held:]
@@ -254,8 +261,9 @@ class ImageViews:
 class FeatureViews:
     """Features [B, D, 1, 1] have no crops: their views are the features with Gaussian noise."""
 
-    def __init__(self, generator: Generator | None, deviation: Tensor):
-        self.generator, self.deviation = generator, deviation  # [1, D, 1, 1], of a weak view
+    def __init__(self, generator: Generator, scale: float, std: tuple[float, ...]):
+        self.generator = generator
+        self.deviation = scale * torch.tensor(std, device=generator.device).view(1, -1, 1, 1)  # of a weak view
 
     def plain(self, x: Tensor) -> Tensor:
         return x

@@ -279,16 +279,14 @@ def bayes_error(tau: Tensor, noisy: Tensor, bins: int = 100) -> float:
 def _binned(tau: Tensor, bins: int) -> tuple[float, float, Tensor]:
     """The pooled range, and each tau's bin in it [B]; infinities at the ends."""
     tau = tau.float()
-    finite = tau[tau.isfinite()]
+    finite = tau[tau.isfinite()] if tau.isfinite().any() else tau.new_zeros(1)
     low, high = float(finite.min()), float(finite.max())
     width = (high - low) or 1.0
     return low, high, ((tau.clamp(low, high) - low) / width * bins).long().clamp(0, bins - 1)
 
 
-def margin_histogram(tau: Tensor, noisy: Tensor, bins: int = 40) -> dict | None:
+def margin_histogram(tau: Tensor, noisy: Tensor, bins: int = 40) -> dict:
     """Fig. 3: how many clean and noisy samples have their tau in each of `bins` equal bins from low to high."""
-    if not tau.isfinite().any():
-        return None
     low, high, bin_of = _binned(tau, bins)
     counts = (torch.bincount(bin_of[part], minlength=bins).tolist() for part in (~noisy.bool(), noisy.bool()))
     return dict(zip(("low", "high", "clean", "noisy"), (low, high, *counts), strict=True))

@@ -219,6 +219,11 @@ class Pair(nn.Module):
         return self.one.peek(images) + self.two.peek(images)
 
 
+def features(network: nn.Module, images: Tensor) -> Tensor:
+    """The backbone's features [B, width] of the (first) encoder, for Figs. 7 and 8."""
+    return next(m for m in network.modules() if isinstance(m, Encoder)).features(images).float()
+
+
 def classifier_state(network: nn.Module) -> dict[str, Tensor]:
     """The plain state_dict of what predicts: of PiCO's networks, the query encoder without its projection head."""
     encoder = getattr(network, "query", network)

@@ -1,6 +1,6 @@
 """The method against oracles: loops, worked numbers, and the released code's answers.
 
-`python -m pytest -q` runs this and test_losses.py, test_data.py, test_train.py and test_cuda.py.
+`python -m pytest -q` runs this and all that is in tests/.
 """
 
 import json
@@ -16,7 +16,7 @@ import irnet
 import losses
 
 HERE = Path(__file__).parent
-GOLDEN = HERE.parent / "shared" / "golden.json"
+GOLDEN = HERE / "tests" / "golden.json"
 INF = math.inf
 
 
@@ -143,7 +143,6 @@ def test_reweight_leaves_the_second_block_of_lwc():
     assert torch.allclose(got, torch.tensor([[0.7 / 1.5, 0.3 / 1.5, 0.5 / 1.5, 0.4]]))
 
 
-@pytest.mark.skipif(not GOLDEN.exists(), reason="needs ../shared/golden.json")
 def test_correction_and_e0_equal_the_released_code():
     golden = json.loads(GOLDEN.read_text())
     g = {k: torch.tensor(v) for k, v in golden["correction"].items()}
@@ -214,10 +213,9 @@ def test_correction_epoch_fixed_and_refused():
 
 
 def test_readme_three_lines_in_a_loop_that_is_not_ours():
-    """The README's own block: a plain nn.Linear on random features."""
-    block = next(
-        b for b in re.findall(r"```python\n(.*?)```", (HERE / "README.md").read_text(), re.S) if "IRNet(" in b
-    )
+    """The block of the README, or of docs/: a plain nn.Linear on random features."""
+    text = "\n".join(path.read_text() for path in (HERE / "README.md", *sorted((HERE / "docs").glob("*.md"))))
+    block = next(b for b in re.findall(r"```python\n(.*?)```", text, re.S) if "IRNet(" in b)
     marked = [line for line in block.splitlines() if "# <-" in line]
     assert len(marked) == 3, marked
     space: dict = {}
@@ -316,13 +314,13 @@ def test_rounds_needed_against_a_simulation_of_the_slowest_step(seed):
     assert irnet.rounds_needed(start, eps, alpha, level) == rounds
 
 
-# ------------------------------------------------------------------ the README's tables
+# ------------------------------------------------------------------ the table of paper and code
 
 
-def test_readme_table_of_paper_and_code_is_true():
+def test_table_of_paper_and_code_is_true():
     """Every row names something in the paper, a file and a function: the function is there, and so is the name."""
-    readme = (HERE / "README.md").read_text()
-    rows = re.findall(r"^\| ([^|]+) \| `(\w+\.py)` \| ([^|]+) \|$", readme, re.M)
+    text = (HERE / "docs" / "paper-and-code.md").read_text()
+    rows = re.findall(r"^\| ([^|]+) \| `([\w/]+\.py)` \| ([^|]+) \|$", text, re.M)
     named = " ".join(what for what, _, _ in rows)
     for needed in ("Eq. 4", "Eq. 5", "Eq. 6", "Eq. 7", "Eq. 8", "Eq. 9", "Eq. 10", "Eq. 11", "Eq. 12", "Eq. 17",
                    "Theorem 1", "Theorem 2", "Alg. 1"):  # fmt: skip

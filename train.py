@@ -2,18 +2,15 @@
 
 python train.py                                                  digits, embedded; under a minute on a laptop
 python train.py --dataset kmnist --q 0.5 --eta 0.3 --base pico   the paper's experiment
-python train.py --dataset cifar100 --q 0.05 --eta 0.3 --base proden --no-irnet
 """
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -38,6 +35,7 @@ class Learner:
     """What learns: f, the base that trains it, IRNet on top."""
 
     network: models.Encoder | models.PiCO | models.Pair | ranks.Spread
+    shape: dict  # by which models.build makes it again
     base: losses.Base
     refine: irnet.IRNet
     optimizer: torch.optim.Optimizer
@@ -54,8 +52,6 @@ class Learner:
 def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
     """The training set and all that learns from it, the same for a seed."""
     device, n = torch.device(c.device), len(dataset.images)
-    if c.threads:
-        torch.set_num_threads(c.threads)
     if dataset.features and c.arch != "mlp":
         raise InputError(f"--arch {c.arch}: {c.dataset} has features, not images; use --arch mlp")
     if c.arch == "cnn" and dataset.images.shape[-1] < 8:
@@ -72,49 +68,33 @@ def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
     # torch's generator makes the weights; one on the device draws all the rest.
     torch.manual_seed(c.seed)
     generator = torch.Generator(device).manual_seed(c.seed)
+    shape = dict(arch=c.arch, pair=c.base == "dividemix") | dataset.shape
     queue = dict(queue_size=c.queue, key_momentum=c.key_momentum, prototype_momentum=c.prototype_momentum)
-    network = models.build(**shape_of(c, dataset), pico=queue if c.base in options.PICO_FAMILY else None).to(device)
-    base = make_base(c, samples.candidates, generator, lambda: single_labels(dataset, before, seeded).to(device))
-    e0 = dict(rule=c.e0_rule, window=c.window, e0=None if c.e0 == "auto" else int(c.e0))
-    after = dict(swap=c.swap, weights_after=c.weights_after)
-    refine = irnet.IRNet(samples.candidates, c.tau, c.epochs, **e0, **after)
+    network = models.build(**shape, pico=queue if c.base in options.PICO_FAMILY else None).to(device)
+    base = make_base(c, dataset, samples.candidates, generator, seeded)
+    e0, after = None if c.e0 == "auto" else int(c.e0), dict(swap=c.swap, weights_after=c.weights_after)
+    refine = irnet.IRNet(samples.candidates, c.tau, c.epochs, rule=c.e0_rule, window=c.window, e0=e0, **after)
     trained = [p for p in network.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, c.lr, momentum=0.9, weight_decay=c.weight_decay, foreach=True)
     if c.compile:
         augment.compile_operations()
         models.compile_backbones(network)
+    views = data.ImageViews(generator, crop=c.crop, flip=c.flip)
     if dataset.features:
-        scale = c.feature_noise * torch.tensor(dataset.std, device=device).view(1, -1, 1, 1)
-        views = data.FeatureViews(generator, scale)
-    else:
-        views = data.ImageViews(generator, crop=c.crop, flip=c.flip)
+        views = data.FeatureViews(generator, c.feature_noise, dataset.std)
     native = c.device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    bf16 = c.amp == "bf16" or c.amp == "auto" and native
-    extra = "" if c.views == "none" else c.views
-    return Learner(ranks.spread(network), base, refine, optimizer, views, extra, device, bf16), samples
+    bf16, extra = c.amp == "bf16" or c.amp == "auto" and native, "" if c.views == "none" else c.views
+    return Learner(ranks.spread(network), shape, base, refine, optimizer, views, extra, device, bf16), samples
 
 
-def shape_of(c, dataset: data.Dataset) -> dict:
-    """What models.build needs to make the network again."""
-    images = dict(channels=dataset.images.shape[1], size=dataset.images.shape[-1], num_classes=dataset.num_classes)
-    return dict(arch=c.arch) | images | dict(mean=dataset.mean, std=dataset.std, pair=c.base == "dividemix")
-
-
-def make_base(c, candidates: Tensor, generator: torch.Generator, labels: Callable[[], Tensor]) -> losses.Base:
+def make_base(c, dataset: data.Dataset, candidates: Tensor, generator, seeded) -> losses.Base:
     """One of the six, or one of the paper's other methods."""
     pico = dict(proto_start=c.proto_start, classifier_loss=c.classifier_loss, phi=tuple(c.phi), f=c.f)
-    if c.base not in losses.BASES:
-        from paper import baselines
+    if c.base in losses.BASES:
+        return losses.BASES[c.base](candidates, **{"lwc": dict(beta=c.beta), "pico": pico}.get(c.base, {}))
+    from paper import baselines
 
-        return baselines.make(c, candidates, pico, generator, labels)
-    return losses.BASES[c.base](candidates, **{"lwc": dict(beta=c.beta), "pico": pico}.get(c.base, {}))
-
-
-def single_labels(dataset: data.Dataset, before: Tensor, generator: torch.Generator) -> Tensor:
-    """One label a sample [N], for methods that take no sets: the most frequent vote, else one of the candidates."""
-    if dataset.votes is not None:
-        return dataset.votes.argmax(1)
-    return (torch.rand(before.shape, generator=generator) * before).argmax(1)
+    return baselines.make(c, dataset, candidates, pico, generator, seeded)
 
 
 # ------------------------------------------------------------------ evaluation
@@ -143,12 +123,6 @@ def logits_of(learner: Learner, images: Tensor, name: str = "") -> Tensor:
     """[N, C]; of one of several networks, by its name."""
     network = getattr(learner.network, name) if name else learner.network
     return evaluate(learner, lambda x: network(x).float(), images)
-
-
-def features_of(learner: Learner, images: Tensor) -> Tensor:
-    """The backbone's features [N, width], for Figs. 7 and 8."""
-    encoder = next(m for m in learner.network.modules() if isinstance(m, models.Encoder))
-    return evaluate(learner, lambda x: encoder.features(x).float(), images)
 
 
 def probabilities(learner: Learner, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -208,7 +182,7 @@ def train_epoch(
     corrects: bool = True,
     after_step: Callable[[int, int], None] = lambda step, steps: None,
 ) -> tuple[dict, Tensor, Tensor]:
-    """Alg. 1: shuffle, then the mini-batches of one epoch -> its row so far; the margins, and whose set was noisy."""
+    """Alg. 1: shuffle, then the mini-batches of one epoch -> its row so far; the margins; whose set was noisy."""
     began, base, refine, network = time.monotonic(), learner.base, learner.refine, learner.network
     for group in learner.optimizer.param_groups:
         group["lr"] = cosine(lr, epoch, epochs)
@@ -270,7 +244,7 @@ def check_epoch(c, learner: Learner, samples: data.Samples, row: dict) -> None:
             _, f = probabilities(learner, samples.held_out_images())
             row["tau"] = refine.tau = crowd.safe_tau(logits, f, held_out, high, temperature, c.tau)
     look = epoch % c.transductive_every == 0 or epoch == c.epochs
-    row["transductive"] = accuracy(learner, samples.images, samples.labels) if look else math.nan  # over all classes
+    row["transductive"] = accuracy(learner, samples.images, samples.labels) if look else math.nan
     row["noise_level"] = irnet.noise_level(samples.candidates, samples.labels)
     row["set_size"] = float(samples.candidates.sum(1).float().mean())
     row["e0"] = refine.e0
@@ -283,6 +257,8 @@ def train(c, run: folder.Run) -> int:
     if finished:
         say(f"{run.folder} is finished: summary.json has its results, candidates.npz its candidate sets")
         return 0
+    if c.threads:
+        torch.set_num_threads(c.threads)
     own = dict(min_votes=c.min_votes, reliability=c.reliability, classes=c.classes)
     source = (c.dataset, c.data, c.image_size or None, c.limit_train, c.limit_test)
     dataset = ranks.one_first(lambda: data.load(*source, **own))
@@ -291,7 +267,7 @@ def train(c, run: folder.Run) -> int:
     rows, histograms = checkpoint.restore(state, learner, samples, fingerprint) if state else ([], [])
     if not ranks.same_everywhere(samples.candidates):
         raise InputError(f"--dataset {c.dataset}: the ranks do not see the same data")
-    more = dict(network=shape_of(c, dataset), class_names=dataset.class_names, features=dataset.features)
+    more = dict(network=learner.shape, class_names=dataset.class_names, features=dataset.features)
     ranks.from_first(lambda: run.begin(config | more | dict(fingerprint=fingerprint), rows))
     screen = Screen(c.epochs, len(samples.pool) // c.batch_size, not c.no_irnet, dataset.truth_known, dataset.score)
     screen.opening(c, dataset, samples, learner, run.folder, len(rows))
@@ -304,15 +280,14 @@ def train(c, run: folder.Run) -> int:
         row, taus, noisy = train_epoch(learner, samples, epoch, **schedule, after_step=after_step)
         check_epoch(c, learner, samples, row)
         if epoch in (row["e0"], c.epochs):
-            histograms.append(dict(epoch=epoch) | irnet.margin_histogram(taus, noisy))
+            histograms.append(dict(epoch=epoch) | irnet.margin_histogram(taus, noisy))  # Fig. 3
         row["seconds"] = time.monotonic() - began
         row |= {} if dataset.truth_known else dict.fromkeys(NEED_TRUTH, math.nan)
         rows.append(row)
         if not ranks.same_everywhere(samples.candidates):
-            say(f"error: the candidate sets of the ranks differ after epoch {epoch}", sys.stderr)
-            return 1
+            raise folder.Broken(f"the candidate sets of the ranks differ after epoch {epoch}")
         if epoch in c.snapshots:
-            features = features_of(learner, samples.test_images)
+            features = evaluate(learner, lambda x: models.features(learner.network, x), samples.test_images)
             run.snapshot(epoch, labels=samples.test_labels, tau=taus, noisy=noisy, features=features)
         if ranks.first():
             run.row(row)
@@ -355,27 +330,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         c = options.configure(argv, data.has_features)
         ranks.start(c.device, c.batch_size)
-        name = f"{Path(c.dataset).stem}-{c.base}{'' if c.no_irnet else '-irnet'}"
-        name += (f"-q{c.q:g}-eta{c.eta:g}" if c.q is not None else "") + f"-seed{c.seed}"
-        with folder.Run(c.out or Path("runs") / name, named=c.out is not None) as run:
-            if c.dataset not in options.PRESETS:
-                run.spare(Path(c.dataset))
+        with folder.Run.of(c, own=c.dataset not in options.PRESETS) as run:
             return train(c, run)
-    except (InputError, folder.WriteError, folder.NotFinite) as error:
-        say(f"error: {error}", sys.stderr)
-        return 2 if isinstance(error, InputError) else 1
-    except folder.Stopped as stop:
-        return 128 + stop.signal
-    except RuntimeError as error:
-        if not ranks.lost(error):
-            raise
-        if run and run.interrupt and run.interrupt.signal:  # another rank was stopped a step earlier
-            return 128 + run.interrupt.signal
-        print("error: another rank is gone; what rank 0 saved is kept: go on with --resume", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:  # before the first step
-        print("\nstopped before the first step; nothing was lost", file=sys.stderr)
-        return 130
+    except (Exception, KeyboardInterrupt) as error:
+        return folder.exit_status(error, run)
 
 
 if __name__ == "__main__":

@@ -166,7 +166,9 @@ def named(d: Dataset, names: list[str]) -> tuple[Tensor, list[int]]:
     return torch.stack([d.images[i] if i < n else d.test_images[i - n] for i in numbers]), numbers
 
 
-def filled(rows, names, chosen: Tensor, probs: Tensor, classes: list[str], path: str, name: str, total, flagged) -> str:
+def filled(
+    rows, names, chosen: Tensor, probs: Tensor, classes: list[str], path: str, name: str, total, flagged
+) -> str:
     """The page of these rows, with pictures and probabilities."""
     for row, file, image, p in zip(rows, names, chosen, probs, strict=True):
         row |= dict(name=file, image=None, large=votes.is_table(Path(path)))

@@ -5,6 +5,7 @@ and many processes (ranks). torch only; nothing here imports the rest of the pro
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 
 
@@ -21,3 +22,9 @@ class Parser(argparse.ArgumentParser):
         if ranks.first():
             print(f"error: {message} (python {self.prog} --help lists the options)", file=sys.stderr)
         raise SystemExit(2)
+
+
+def nearest(option: str, value: str, names: list[str], listed: bool = True) -> str:
+    guess = difflib.get_close_matches(value, names, 1)
+    choose = f"; choose {', '.join(names)}" if listed else ""
+    return f"{option} {value}: unknown{choose}" + (f" (did you mean {guess[0]}?)" if guess else "")

@@ -36,20 +36,20 @@ FILES = "checkpoint.pt previous.pt summary.json candidates.npz metrics.jsonl con
 FILES += ["labels.csv", "review.html", "report.html", "model.pt"]
 
 
-class WriteError(Exception):
+class Broken(Exception):
+    """The run cannot go on; the message says why, and what is kept."""
+
+
+class WriteError(Broken):
     """The folder cannot be written: disk full, folder gone. The checkpoint before is whole."""
 
 
-class NotFinite(Exception):
-    """A loss or a network that is not finite: the run cannot go on."""
+class NotFinite(Broken):
+    """A loss or a network that is not finite."""
 
 
 class Stopped(Exception):
     """A signal asked for it."""
-
-    def __init__(self, signal: int):
-        super().__init__(signal)
-        self.signal = signal
 
 
 # ------------------------------------------------------------------ the folder
@@ -108,10 +108,17 @@ class Run:
         except OSError as error:
             raise InputError(f"cannot read {self.folder}: {error.strerror}; name another with --out") from None
 
-    def spare(self, path: Path) -> None:
-        """One's own data may lie anywhere but where the run writes."""
-        if path.resolve() in [(self.folder / name).resolve() for name in (*FILES, ".")]:
-            raise InputError(f"--out {self.folder}: the run would replace --dataset {path}; name another folder")
+    @classmethod
+    def of(cls, c, own: bool) -> Run:
+        """The run that a configuration describes. One's own data may lie anywhere but where it writes."""
+        name = f"{Path(c.dataset).stem}-{c.base}{'' if c.no_irnet else '-irnet'}"
+        name += (f"-q{c.q:g}-eta{c.eta:g}" if c.q is not None else "") + f"-seed{c.seed}"
+        run = cls(c.out or Path("runs") / name, named=c.out is not None)
+        if own and Path(c.dataset).resolve() in [(run.folder / name).resolve() for name in (*FILES, ".")]:
+            raise InputError(
+                f"--out {run.folder}: the run would replace --dataset {c.dataset}; name another folder"
+            )
+        return run
 
     def _find(self, config: dict) -> Path:
         """The folder to go on with: as named, or of all that begin with the run's name the newest one that has this
@@ -356,7 +363,7 @@ class Interrupt:
 
     def check(self) -> None:
         if self.signal:
-            raise Stopped(self.signal)
+            raise Stopped
 
     def _asked(self, number, frame) -> None:
         if not self.signal:
@@ -365,3 +372,20 @@ class Interrupt:
                 print("\nstopping after this step (once more: at once) ...", file=sys.stderr, flush=True)
         elif time.monotonic() - self.at > 2:  # schedulers send the same one to a job and its processes
             os._exit(128 + number)
+
+
+def exit_status(error: BaseException, run: Run | None) -> int:
+    """What ended the run, in a line and a number; what nobody foresaw is raised again."""
+    if isinstance(error, InputError | Broken):
+        say(f"error: {error}", sys.stderr)
+        return 2 if isinstance(error, InputError) else 1
+    asked = run.interrupt.signal if run and run.interrupt else 0
+    if isinstance(error, Stopped) or ranks.lost(error) and asked:  # or another rank was stopped a step earlier
+        return 128 + asked
+    if ranks.lost(error):
+        print("error: another rank is gone; what rank 0 saved is kept: go on with --resume", file=sys.stderr)
+        return 1
+    if isinstance(error, KeyboardInterrupt):
+        print("\nstopped before the first step; nothing was lost", file=sys.stderr)
+        return 130
+    raise error

@@ -44,6 +44,15 @@ def say(line: str, stream=None) -> None:
         print(line, file=stream)
 
 
+def find_device(wanted: str) -> str:
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if wanted == "auto":
+        return next(device for device in there if there[device])
+    if not there[wanted]:
+        raise InputError(f"--device {wanted}: torch finds no such device here; use --device auto")
+    return wanted
+
+
 def start(device: str, batch_size: int) -> None:
     if size() == 1 or dist.is_initialized():
         return
@@ -74,7 +83,11 @@ def leave(code: int) -> None:
 
 def lost(error: BaseException | None) -> bool:
     """Whether the error is that another rank has gone."""
-    return size() > 1 and isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error))
+    return (
+        size() > 1
+        and isinstance(error, RuntimeError)
+        and (isinstance(error, dist.DistError) or "gloo" in str(error))
+    )
 
 
 def from_first(function: Callable):

@@ -62,7 +62,9 @@ class Screen:
         "images_per_second": ("img/s", 6, False),
     }
 
-    def __init__(self, epochs: int, steps: int, corrects: bool, truth_known: bool = True, score: str = "test accuracy"):
+    def __init__(
+        self, epochs: int, steps: int, corrects: bool, truth_known: bool = True, score: str = "test accuracy"
+    ):
         self.stream = sys.stdout
         self.corrects, self.truth_known, self.score = corrects, truth_known, score
         self.live = self.stream.isatty() and ranks.first()

@@ -313,14 +313,21 @@ METHODS = losses.BASES | {name: functools.partial(Robust, function=loss) for nam
 METHODS |= {"plcr": PLCR, "pico+": PiCOPlus, "alim": ALIM, "supervised": Supervised, "dividemix": DivideMix}
 
 
-def make(c, candidates: Tensor, pico: dict, generator: Generator, labels: Callable[[], Tensor]) -> Base:
-    """The method --base names, with its options; pico: those of PiCO, labels(): one label a sample."""
+def make(c, dataset, candidates: Tensor, pico: dict, generator: Generator, seeded: Generator) -> Base:
+    """The method that --base names, with its options; pico: those of PiCO; seeded: draws the same everywhere."""
     start, near = (50, 5) if c.dataset == "cifar100" else (5, 16)  # as published
     plus = dict(start=max(2, warm_up(start, c.epochs)), neighbours=near, queue_size=c.queue, generator=generator)
-    take = {
-        "pico+": lambda: pico | plus,
-        "alim": lambda: pico | dict(eta=c.eta),
-        "supervised": lambda: dict(labels=labels()),
-        "dividemix": lambda: dict(labels=labels(), generator=generator, epochs=c.epochs),
-    } | dict.fromkeys(("mae", "mse", "sce"), lambda: dict(form=c.form))
-    return METHODS[c.base](candidates, **take.get(c.base, dict)())
+    options = {"pico+": pico | plus, "alim": pico | dict(eta=c.eta)}
+    options |= dict.fromkeys(("mae", "mse", "sce"), dict(form=c.form))
+    if c.base in ("supervised", "dividemix"):
+        one = one_label(dataset.votes, candidates.cpu(), seeded).to(candidates.device)
+        options = dict(supervised=dict(labels=one))
+        options["dividemix"] = dict(labels=one, generator=generator, epochs=c.epochs)
+    return METHODS[c.base](candidates, **options.get(c.base, {}))
+
+
+def one_label(votes: Tensor | None, candidates: Tensor, generator: Generator | None = None) -> Tensor:
+    """One label a sample [N], for methods that take no sets: the most frequent vote, else any of the candidates."""
+    if votes is not None:
+        return votes.argmax(1)
+    return (torch.rand(candidates.shape, generator=generator, device=candidates.device) * candidates).argmax(1)

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+import data
 import models
 import train
-from bench import setup, synthetic
+from harness.options import configure
 
 
 def network() -> models.PiCO:
@@ -31,19 +32,23 @@ def macs(net: models.PiCO, extra_views: int) -> float:
 
 def cost(extra_views: int, batch: int = 128) -> tuple[str, float, float | None]:
     """A whole step after e0 on this machine: (device, ms a sample, GB at the most; None where nobody counts)."""
-    c, s = setup("pico", "resnet18", batch, synthetic(2 * batch, 10, 3, 32), "--device", "auto")
-    c.views = "w" * extra_views or "none"
-    index, cuda = s.pool[:batch], s.device.type == "cuda"
+    images = torch.randint(256, (2 * batch, 3, 32, 32), dtype=torch.uint8)
+    labels = torch.arange(2 * batch) % 10
+    dataset = data.Dataset("random", images, labels, images[:1], labels[:1], 10, (0.5,) * 3, (0.5,) * 3)
+    argv = ["--dataset", "cifar10", "--batch-size", str(batch), "--views", "w" * extra_views or "none"]
+    learner, samples = train.prepare(configure(argv), dataset)
+    index, cuda = samples.pool[:batch], learner.device.type == "cuda"
+    x, y = samples.images[index], samples.labels[index]
     finish = torch.cuda.synchronize if cuda else lambda: None
     times = []
     for _ in range(3):
         finish()
         began = time.perf_counter()
-        train.train_step(s, c, index, s.images[index], True)
+        train.train_step(learner, index, x, y, True)
         finish()
         times.append((time.perf_counter() - began) / batch * 1000)
     memory = torch.cuda.max_memory_allocated() / 2**30 if cuda else None
-    return s.device.type, min(times[1:]), memory
+    return learner.device.type, min(times[1:]), memory
 
 
 def lines(paper: dict) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """What the tests of whole runs share: toy runs, their files, processes that start at once."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -12,11 +13,16 @@ import numpy as np
 import pytest
 import torch
 
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+if str(ROOT) not in sys.path:  # `pytest` alone, without `python -m`
+    sys.path.insert(0, str(ROOT))
+
 torch.set_num_threads(1)  # the tests' tensors are small, and other work on the machine must not slow them down
 
-HERE = Path(__file__).parent
-SHARED = HERE.parent / "shared" / "data"
+SHARED = ROOT.parent / "shared" / "data"
 TOY = ["--limit-train", "200", "--limit-test", "60", "--batch-size", "32", "--device", "cpu"]
+SHORT = [*TOY, "--e0", "2", "--tau", "0"]
 TIMES = ("seconds", "images_per_second")
 
 
@@ -43,10 +49,12 @@ def summary(folder) -> dict:
 
 
 def same_run(one, two) -> bool:
-    """The rows but their times, candidate sets, weights, the states of optimiser and random numbers: every bit."""
+    """The rows but their times, histograms, candidate sets, weights, the states of optimiser and random numbers:
+    every bit."""
     states = [torch.load(Path(folder) / "checkpoint.pt", weights_only=True) for folder in (one, two)]
     parts = [state["network"] | state["base"] | state["optimizer"]["state"] for state in states]
-    a, b = (_flat(part | {"random": state["generator"]}) for part, state in zip(parts, states, strict=True))
+    kept = [{key: state[key] for key in ("generator", "torch_generator", "histograms")} for state in states]
+    a, b = (_flat(part | more) for part, more in zip(parts, kept, strict=True))
     with np.load(Path(one) / "candidates.npz") as c, np.load(Path(two) / "candidates.npz") as d:
         sets = all(np.array_equal(c[k], d[k]) for k in c.files)
     weights = all(torch.equal(a[k], b[k]) if torch.is_tensor(a[k]) else a[k] == b[k] for k in a)
@@ -60,10 +68,20 @@ def _flat(nested: dict, before: tuple = ()) -> dict:
     return flat
 
 
+def prepared(argv):
+    """A command line -> its configuration, what learns, the samples."""
+    import data
+    import train
+    from harness import options
+
+    c = options.configure(argv, data.has_features)
+    return c, *train.prepare(c, data.load(c.dataset, c.data, c.image_size or None, c.limit_train, c.limit_test))
+
+
 def command(*argv, program=(sys.executable,), **options):
     """train.py as a person runs it."""
     options = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) | options
-    return subprocess.Popen([*program, str(HERE / "train.py"), *argv], **options)
+    return subprocess.Popen([*program, str(ROOT / "train.py"), *argv], **options)
 
 
 class Bomb:
@@ -73,16 +91,43 @@ class Bomb:
         return (os.mkdir, ("exploded",))
 
 
+# ------------------------------------------------------------------ something happens in a step
+
+
+def stopping_at(monkeypatch, step: int, do=lambda: os.kill(os.getpid(), signal.SIGTERM)) -> None:
+    """Something happens in the given step of the next run; then the steps are as before."""
+    import train
+
+    original, calls = train.train_step, []
+
+    def patched(*args):
+        calls.append(1)
+        if len(calls) == step:
+            do()
+            monkeypatch.setattr(train, "train_step", original)
+        return original(*args)
+
+    monkeypatch.setattr(train, "train_step", patched)
+
+
+def killed_in_step(step, number, argv) -> int:
+    import train
+
+    stopping_at(pytest.MonkeyPatch(), step, lambda: os.kill(os.getpid(), number))
+    return train.main(argv)
+
+
 # ------------------------------------------------------------------ processes that need not load torch again
 
 
 def process(target, *args) -> multiprocessing.Process:
     """Started; forked from a server that has loaded torch and this project and has run nothing yet."""
-    os.environ["PYTHONPATH"] = str(HERE)  # the server's own imports know no other path
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train", "conftest"])
+    context.set_forkserver_preload(["train", "crowd", "paper.baselines", "conftest"])
     started = context.Process(target=_quietly, args=(target, os.getcwd(), *args))
-    started.start()
+    with pytest.MonkeyPatch.context() as patch:  # the server's own imports know no other path
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, TESTS))))
+        started.start()
     return started
 
 
@@ -92,7 +137,8 @@ def _quietly(target, folder, *args) -> None:
     os.dup2(log, 1), os.dup2(log, 2)
     torch.set_num_threads(1)
     code = target(*args)
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
     os._exit(code or 0)
 
 

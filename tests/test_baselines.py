@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import baselines
 import losses
 import models
 import train
-from conftest import TOY, process, rows, run, same_run, summary
-from test_runs import stopping_at
+from conftest import TOY, process, rows, run, same_run, stopping_at, summary
+from harness.options import WITHOUT_IRNET
+from paper import baselines
 
 P, S = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[True, True, False]])
 OTHERS = [name for name in baselines.METHODS if name not in losses.BASES]
@@ -118,7 +118,7 @@ def test_alim_margins_come_from_the_step():
 
 def test_one_candidate_is_any_of_them():
     s = torch.tensor([[True, False, True, True]]).expand(3000, 4)
-    chosen = baselines.one_candidate(s, torch.Generator().manual_seed(0))
+    chosen = baselines.one_label(None, s, torch.Generator().manual_seed(0))
     count = torch.bincount(chosen, minlength=4)
     assert count[1] == 0 and (count[[0, 2, 3]] - 1000).abs().max() < 100
 
@@ -339,10 +339,10 @@ def test_dividemix_trains_each_network_on_the_others_division():
 @pytest.mark.parametrize("base", OTHERS)
 def test_every_method_trains_and_resumes_exactly(base, monkeypatch):
     argv = [*TOY, "--base", base, "--epochs", "5", "--e0", "2", "--tau", "0"]
-    argv += ["--no-irnet"] if base in baselines.WITHOUT_IRNET else []
+    argv += ["--no-irnet"] if base in WITHOUT_IRNET else []
     assert train.main([*argv, "--out", "whole"]) == 0
     corrected = summary("whole")["corrections"]
-    assert corrected == 0 if base in baselines.WITHOUT_IRNET else corrected > 0
+    assert corrected == 0 if base in WITHOUT_IRNET else corrected > 0
     for step, more in ((8, []), (13, ["--resume"])):
         stopping_at(monkeypatch, step)
         assert train.main([*argv, "--out", "parts", *more]) == 143
@@ -352,7 +352,7 @@ def test_every_method_trains_and_resumes_exactly(base, monkeypatch):
     assert rows("whole")[-1]["loss"] != rows("whole")[0]["loss"]
 
 
-@pytest.mark.parametrize("base", baselines.WITHOUT_IRNET)
+@pytest.mark.parametrize("base", WITHOUT_IRNET)
 def test_methods_with_an_answer_of_their_own_refuse_irnet(base, capsys):
     assert train.main([*TOY, "--base", base]) == 2
     assert "--no-irnet" in capsys.readouterr().err

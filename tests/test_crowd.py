@@ -1,11 +1,8 @@
-"""One's own data: tables, arrays and features in; labels, review and model out."""
+"""One's own data: whole runs on tables, arrays and features; labels and model out."""
 
-import base64
 import csv
 import io
 import json
-import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +12,11 @@ from PIL import Image
 
 import crowd
 import data
-import images
 import models
 import train
 from conftest import command, rows, summary
+from crowd.__main__ import main
+from harness import InputError
 
 NAMES = ("circle", "cross", "square", "stripes")
 
@@ -98,14 +96,14 @@ def test_the_model_is_reloaded_in_two_lines_and_predicts_new_files(capsys):
     with torch.no_grad():
         p = model(torch.tensor(np.stack(small)).permute(0, 3, 1, 2) / 255).softmax(1)
     capsys.readouterr()
-    assert crowd.main(["predict", "r", *map(str, paths), "--probabilities"]) == 0
+    assert main(["predict", "r", *map(str, paths), "--probabilities"]) == 0
     table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     for row, path, want in zip(table, paths, p, strict=True):
         assert row["file"] == str(path) and row["label"] == NAMES[int(want.argmax())]
         assert float(row["probability"]) == pytest.approx(float(want.max()), abs=1e-3)
         assert [float(row[name]) for name in NAMES] == pytest.approx(want.tolist(), abs=1e-3)
     np.savez("new.npz", x=np.stack(small))
-    assert crowd.main(["predict", "r", "new.npz", "--out", "p.csv"]) == 0
+    assert main(["predict", "r", "new.npz", "--out", "p.csv"]) == 0
     assert [row["label"] for row in read("p.csv")] == [row["label"] for row in table]
     assert [row["file"] for row in read("p.csv")] == [f"new.npz:{i}" for i in range(6)]
     Path("text.png").write_text("no image")
@@ -117,14 +115,14 @@ def test_the_model_is_reloaded_in_two_lines_and_predicts_new_files(capsys):
         ("flat.npz", "not features"),
         ("mine", "votes.csv"),
     ):
-        assert crowd.main(["predict", "r", file]) == 2
+        assert main(["predict", "r", file]) == 2
         out, err = capsys.readouterr()
         assert err.startswith("error: ") and err.count("\n") == 1 and out == "" and why in err
     for argv in ([], ["predict", "r"], ["check"]):
         with pytest.raises(SystemExit, match="2"):
-            crowd.main(argv)
+            main(argv)
         assert capsys.readouterr().err.count("\n") == 1
-    assert crowd.main(["predict", "mine", "text.png"]) == 2 and "config.json" in capsys.readouterr().err
+    assert main(["predict", "mine", "text.png"]) == 2 and "config.json" in capsys.readouterr().err
 
 
 def test_what_the_opening_says_of_ones_own_labels(capsys):
@@ -167,85 +165,27 @@ def test_another_tables_run_is_not_overwritten_unless_its_folder_is_named(capsys
     assert train.main([*argv, "one/votes.csv", "--size", "0"]) == 2 and "--image-size 0" in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------ tables
+def test_a_run_on_embedded_digits_has_labels_and_a_review_too():
+    assert (
+        train.main("--limit-train 200 --limit-test 60 --batch-size 32 --base cc --epochs 4 --e0 1 --out r".split())
+        == 0
+    )
+    table = read("r/labels.csv")
+    assert len(table) == 200 and {row["split"] for row in table} == {"train"} and table[0]["agreement"] == ""
+    with np.load("r/candidates.npz") as file:
+        for row in table:
+            i = int(row["row"])
+            assert row["given"] == "|".join(map(str, file["before"][i].nonzero()[0]))
+            assert row["after"] == "|".join(map(str, file["after"][i].nonzero()[0]))
+            assert (
+                row["truth"] == str(file["truth"][i]) and int(row["corrected_at"] or 0) == file["corrected_at"][i]
+            )
+            assert row["added"] == (str(file["label"][i]) if file["corrected_at"][i] else "")
+            assert (float(row["margin"]) <= -0.3) == (row["flagged"] == "yes")
+    assert main(["review", "r"]) == 0
 
 
-def pictures(*names: str, folder: str = "t", modes=("RGB",)) -> None:
-    Path(folder).mkdir(exist_ok=True)
-    for k, name in enumerate(names):
-        image = Image.fromarray(drawing(k % 4, np.random.RandomState(k)))
-        image.convert(modes[k % len(modes)]).save(f"{folder}/{name}")
-
-
-def loaded(text: str, **options) -> data.Dataset:
-    Path("t/v.csv").write_text(text, encoding="utf-8")
-    return crowd.load(Path("t/v.csv"), **options)
-
-
-TESTS = "\nx.png,a,a,test\ny.png,b,b,test"
-
-
-def test_a_row_a_vote_and_a_row_a_sample_give_the_same_sets():
-    pictures("1.png", "2.png", "x.png", "y.png")
-    head = "file,label,truth,split"
-    votes_ = loaded(head + "\n1.png,b,a,\n1.png,a,,train\n1.png,b,,\n2.png,c,,train" + TESTS)
-    sets = loaded("file,candidates,truth,split\n1.png,a|b,a,\n2.png, c ,,train" + TESTS)
-    for d in (votes_, sets):
-        assert d.classes == ["a", "b", "c"] and d.files == ["1.png", "2.png"] and d.scored is None
-        assert d.candidates.tolist() == [[True, True, False], [False, False, True]]
-        assert d.labels.tolist() == [0, -1] and d.test_labels.tolist() == [0, 1] and not d.truth_known
-        assert d.images.shape == (2, 3, 32, 32) and d.test_images.shape == (2, 3, 32, 32)
-    assert votes_.votes.tolist() == [[1, 2, 0], [0, 0, 1]] and sets.votes is None
-    assert crowd.agreement(votes_).tolist() == pytest.approx([2 / 3, 1])
-    twice = loaded("file,annotator,label,truth,split\n1.png,u,b,,\n1.png,u,b,,\n1.png,v,a,,\n"
-                   "x.png,u,a,a,test\ny.png,u,b,b,test")  # fmt: skip
-    assert twice.votes.tolist() == [[1, 1]]  # the same annotator twice is one vote
-    nobody = loaded("file,annotator,label,split,,\n./1.png,,b,,,\n1.png,,b,,,\n ,,,,,\nt/../1.png,v,a,,,\n"
-                    "x.png,u,a,test,,\ny.png,u,b,test,,")  # fmt: skip
-    assert nobody.votes.tolist() == [[1, 2]] and nobody.files == [
-        "1.png"
-    ]  # without names two; one file, however spelt
-    alone = loaded("file,label,truth,split\n1.png,a,,\n2.png,b,,\nx.png,,b,test\ny.png,,c,test")
-    assert alone.test_labels.tolist() == [1, 2] and alone.classes == ["a", "b", "c"]  # tests need no vote
-
-
-def test_min_votes_and_numbers_and_other_separators():
-    pictures("1.png", "2.png", "3.png", "x.png", "y.png")
-    lines = ["1.png;9", "1.png;9", "1.png;10", "2.png;2", "2.png;10", "3.png;2", "x.png;2", "y.png;9"]
-    text = "\ufefffile;label;split\r\n" + "".join(f"{s};{'test' if s[0] in 'xy' else ''}\r\n" for s in lines)
-    d = loaded(text, min_votes=2)
-    assert d.classes == ["2", "9", "10"]  # by value
-    assert d.candidates.tolist() == [[False, True, False], [True, False, True], [True, False, False]]
-    assert loaded(text).candidates.tolist()[0] == [False, True, True]
-
-
-def test_images_of_any_size_and_mode():
-    modes = ("RGB", "L", "1", "P", "RGBA", "LA", "CMYK")
-    pictures("0.png", "1.png", "2.png", "3.png", "4.png", "5.png", "6.jpg", modes=modes)
-    deep = np.arange(30 * 50, dtype=np.uint16).reshape(30, 50) * 43
-    Image.fromarray(deep).save("t/7.png")
-    Image.fromarray((deep / 65535).astype(np.float32)).save("t/8.tiff")
-    Image.fromarray(deep // 300).save("t/11.png")  # dark, and stays so
-    clear = Image.new("RGBA", (5, 9), (10, 20, 30, 0))
-    clear.save("t/9.png")
-    turned = Image.new("RGB", (40, 20), "red")
-    turned.paste("blue", (0, 0, 20, 20))
-    exif = turned.getexif()
-    exif[0x0112] = 6  # the camera was held upright
-    turned.save("t/10.png", exif=exif)
-    read_ = {path.name: images.decode(path, 16) for path in Path("t").iterdir()}
-    assert {tuple(x.shape) for x in read_.values()} == {(3, 16, 16)}
-    exact = Image.fromarray(deep.astype(np.float32) / 257).resize((16, 16), Image.Resampling.BILINEAR)
-    assert np.abs(np.array(exact) - read_["7.png"][0].numpy()).max() < 1
-    assert (read_["7.png"].int() - read_["8.tiff"].int()).abs().max() <= 1
-    assert read_["9.png"].min() == 255 and read_["11.png"].max() <= 1  # transparent: white
-    assert read_["10.png"][2, 0].min() > 250 and read_["10.png"][0, -1].min() > 250  # blue above, red below
-    want = np.array(Image.open("t/1.png").convert("RGB").resize((16, 16), Image.Resampling.BILINEAR))
-    assert np.array_equal(read_["1.png"].permute(1, 2, 0), want)
-    grey = loaded("file,candidates\n" + "".join(f"{k}.png,a|b\n" for k in (1, 2, 5)) + "7.png,b\n8.tiff,a\n")
-    assert grey.images.shape[1] == 1  # kept grey
-    mixed = loaded("file,candidates\n0.png,a|b\n1.png,b\n5.png,a\n6.jpg,a\n7.png,b\n")
-    assert mixed.images.shape[1] == 3
+# ------------------------------------------------------------------ samples set aside for scoring
 
 
 def test_reliable_samples_are_set_aside_where_there_is_no_test_set():
@@ -267,7 +207,7 @@ def test_reliable_samples_are_set_aside_where_there_is_no_test_set():
     assert one.scored.files == two.scored.files
     for even in (np.ones((50, 3), int), np.array([[2, 2, 0]] * 50)):
         np.savez("even.npz", x_train=x, votes=even)
-        with pytest.raises(data.InputError, match="--reliability.*add a test set"):
+        with pytest.raises(InputError, match="--reliability.*add a test set"):
             crowd.load(Path("even.npz"), reliability=0.3)  # nobody knows which of two equals is right
     np.savez("few.npz", x_train=x[:3], votes=np.eye(3, dtype=int))
     assert len(crowd.load(Path("few.npz")).images) == 2
@@ -300,103 +240,6 @@ def test_tabular_data_are_learnt_by_the_mlp():
     assert summary("r")["noise_after"] < summary("r")["noise_before"] / 2
     assert "<img" not in Path("r/review.html").read_text()
     assert train.main("--dataset t.npz --base pico --epochs 2 --views ws --e0 1 --out p".split()) == 0
-    assert crowd.main(["predict", "r", "t.npz", "--out", "p.csv"]) == 0  # its x_test
+    assert main(["predict", "r", "t.npz", "--out", "p.csv"]) == 0  # its x_test
     right = [int(row["label"]) == label for row, label in zip(read("p.csv"), y[700:], strict=True)]
     assert np.mean(right) == pytest.approx(last[False])
-
-
-def test_views_of_features_are_gaussian_noise_in_their_own_scale():
-    x, y = features(4000)
-    np.savez("t.npz", x_train=x, candidates=np.eye(8, dtype=bool)[y])
-    s = train.Setup(train.configure("--dataset t.npz --feature-noise 0.25".split()))
-    batch = s.images[:3000]
-    for kind, factor in (("w", 0.25), ("s", 0.5)):
-        noise = ((s.view(kind, batch) - batch) / s.images.std(0)).flatten(1)
-        assert noise.std(0).tolist() == pytest.approx([factor] * 12, rel=0.06)
-        assert noise.mean(0).abs().max() < 0.05
-    assert torch.equal(s.plain(batch), batch)
-
-
-# ------------------------------------------------------------------ the page
-
-
-class Page(HTMLParser):
-    def __init__(self, text: str):
-        super().__init__()
-        self.tags, self.addresses = [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.addresses += [value for name, value in attrs if name in ("src", "href", "action")]
-
-
-def test_the_review_shows_what_labels_csv_says_and_asks_for_nothing_else():
-    truth, _ = made(150, Path("mine"))
-    text = Path("mine/votes.csv").read_text().replace("circle", "<b>&\"'circle")
-    Path("mine/votes.csv").write_text(text)
-    argv = "--dataset mine/votes.csv --size 8 --base proden --batch-size 16 --epochs 3 --e0 1 --out r".split()
-    assert train.main(argv) == 0
-    text, table = Path("r/review.html").read_text(), read("r/labels.csv")
-    page = Page(text)
-    assert page.tags.count("article") == page.tags.count("img") == 100 and page.tags.count("option") == 5
-    assert all(address.startswith("data:") for address in page.addresses) and "http" not in text
-    assert "<b>&\"'circle" not in text and "&lt;b&gt;&amp;&quot;&#x27;circle" in text
-    shown = table[:100]
-    aside = sum(row["split"] == "score" for row in shown)
-    assert 0 < aside == text.count("for scoring, so never corrected")
-    assert re.findall(r"<h2>(.*?)</h2>", text) == [row["file"] for row in shown]
-    first = re.search(r'src="data:image/png;base64,(.*?)"', text)[1]
-    thumbnail = np.array(Image.open(io.BytesIO(base64.b64decode(first))))
-    assert np.array_equal(thumbnail, np.array(Image.open("mine/" + shown[0]["file"])))  # the file, not 8x8
-    Path("r/review.html").unlink()
-    assert crowd.main(["review", "r"]) == 0 and Path("r/review.html").read_text() == text
-    Path("mine").rename("moved")
-    assert crowd.main(["review", "r"]) == 2
-    assert crowd.main(["review", "r", "--dataset", "moved/votes.csv"]) == 0
-    assert Path("r/review.html").read_text() == text
-    Path("link.csv").symlink_to("moved/votes.csv")
-    assert crowd.main(["review", "r", "--dataset", "link.csv"]) == 0
-    assert Path("r/review.html").read_text() == text
-    assert crowd.main(["review", "moved"]) == 2
-    Path("r/labels.csv").write_text("")
-    assert crowd.main(["review", "r"]) == 2
-
-
-def test_a_review_of_other_arrays_is_refused_and_a_lost_file_is_no_reason_to_fail(monkeypatch, capsys):
-    x = np.random.RandomState(0).randint(256, size=(60, 8, 8)).astype(np.uint8)
-    np.savez("own.npz", x_train=x, candidates=np.eye(3, dtype=bool)[np.arange(60) % 3])
-    np.savez("other.npz", x_train=255 - x, candidates=np.eye(3, dtype=bool)[np.arange(60) % 3])
-    assert train.main("--dataset own.npz --base cc --batch-size 8 --epochs 1 --out r".split()) == 0
-    assert crowd.main(["review", "r"]) == 0 and crowd.main(["review", "r", "--dataset", "other.npz"]) == 2
-    assert "other.npz" in capsys.readouterr().err
-    made(40, Path("mine"))
-    original = train.train_epoch
-
-    def epoch(*args):
-        Path("mine/images/000.png").unlink(missing_ok=True)
-        return original(*args)
-
-    monkeypatch.setattr(train, "train_epoch", epoch)
-    assert train.main("--dataset mine/votes.csv --base cc --batch-size 8 --epochs 1 --out s".split()) == 0
-    assert Path("s/review.html").exists()
-
-
-def test_a_run_on_embedded_digits_has_labels_and_a_review_too():
-    assert (
-        train.main("--limit-train 200 --limit-test 60 --batch-size 32 --base cc --epochs 4 --e0 1 --out r".split())
-        == 0
-    )
-    table = read("r/labels.csv")
-    assert len(table) == 200 and {row["split"] for row in table} == {"train"} and table[0]["agreement"] == ""
-    with np.load("r/candidates.npz") as file:
-        for row in table:
-            i = int(row["row"])
-            assert row["given"] == "|".join(map(str, file["before"][i].nonzero()[0]))
-            assert row["after"] == "|".join(map(str, file["after"][i].nonzero()[0]))
-            assert (
-                row["truth"] == str(file["truth"][i]) and int(row["corrected_at"] or 0) == file["corrected_at"][i]
-            )
-            assert row["added"] == (str(file["label"][i]) if file["corrected_at"][i] else "")
-            assert (float(row["margin"]) <= -0.3) == (row["flagged"] == "yes")
-    assert crowd.main(["review", "r"]) == 0

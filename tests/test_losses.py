@@ -1,4 +1,4 @@
-"""Losses, the six bases and the networks against loops, worked numbers, and the released codes' answers."""
+"""Losses and the six bases against loops, worked numbers, and the released codes' answers (golden.json)."""
 
 import json
 import math
@@ -13,8 +13,9 @@ from torch import nn
 import losses
 import models
 from test_irnet import random_case
+from test_models import tiny_pico
 
-GOLDEN = Path(__file__).parent.parent / "shared" / "golden.json"
+GOLDEN = Path(__file__).with_name("golden.json")
 # The worked vector: p = (.5, .3, .2), S = {0, 1}, w = (.5, .5, 0)
 P3 = torch.tensor([[0.5, 0.3, 0.2]])
 Z3, S3, W3 = P3.log(), torch.tensor([[True, True, False]]), torch.tensor([[0.5, 0.5, 0.0]])
@@ -72,8 +73,7 @@ def test_losses_against_loops(seed):
     assert {k: v.item() for k, v in got.items()} == pytest.approx(want, rel=1e-4)
 
 
-@pytest.mark.skipif(not GOLDEN.exists(), reason="needs ../shared/golden.json")
-def test_losses_and_prototypes_equal_the_released_codes():
+def test_losses_equal_the_released_codes():
     g = json.loads(GOLDEN.read_text())
     z, s, w, lw = (torch.tensor(g[k]) for k in ("logits", "candidates", "weights", "lwc_weights"))
     s, p = s.bool(), z.softmax(1)
@@ -90,11 +90,6 @@ def test_losses_and_prototypes_equal_the_released_codes():
     c = {k: torch.tensor(v) for k, v in g["supcon"].items()}
     loss = losses.supcon(c["query"], c["key"], c["queue"], c["labels"], c["queue_labels"], 0.07)
     assert loss.item() == pytest.approx(g["supcon"]["loss"], rel=1e-5)
-    c = {k: torch.tensor(v) for k, v in g["prototypes"].items()}
-    net = tiny_pico(prototype_momentum=g["prototypes"]["momentum"], classes=3, embedding=4)
-    net.prototypes = c["before"]
-    net.update_prototypes(c["features"], c["labels"])
-    assert torch.allclose(net.prototypes, c["after"], atol=1e-6)
 
 
 EXTREME = torch.tensor([[1e4, -1e4, 0.0], [-1e4, 1e4, 0.0], [0.0, 0.0, 0.0], [90.0, -90.0, -80.0]])
@@ -200,12 +195,6 @@ def test_renormalised_keeps_the_old_weights_where_nothing_is_left():
     assert torch.equal(losses.renormalised(torch.tensor([[0.0, 0.0, 1.0]]), S3, w), w)
 
 
-def tiny_pico(classes=4, embedding=128, **options):
-    torch.manual_seed(0)
-    encoders = (models.Encoder("mlp", 1, 8, classes, embedding=embedding) for _ in range(2))
-    return models.PiCO(*encoders, classes, embedding, **({"queue_size": 24} | options))
-
-
 @pytest.mark.parametrize("f", ["prototype", "classifier"])
 def test_pico_step_against_the_order_of_the_release(f):
     torch.manual_seed(0)
@@ -250,77 +239,3 @@ def test_pico_schedule():
     base.end_epoch(2, 10)
     base.loss(net, [x, x], index)
     assert not torch.equal(base.weights, torch.full((4, 4), 0.25))
-
-
-# ------------------------------------------------------------------ networks
-
-
-def test_two_encoders_have_the_parameters_of_table_6():
-    net = models.build("resnet18", 3, 32, 10, pico={})
-    assert models.parameter_count(net) == 23_004_564
-
-
-@pytest.mark.parametrize("arch", list(models.BACKBONES))
-@pytest.mark.parametrize(("channels", "size"), [(1, 8), (1, 28), (3, 32)])
-def test_backbones_shapes_and_stem(arch, channels, size):
-    net = models.build(arch, channels, size, 7, (0.5,) * channels, (0.2,) * channels, pico={"queue_size": 8})
-    logits, q = net.embed(torch.rand(2, channels, size, size))
-    assert logits.shape == (2, 7) and q.shape == (2, 128)
-    assert torch.allclose(q.norm(dim=1), torch.ones(2))
-    if arch == "resnet18":
-        stem = net.query.backbone
-        assert stem.conv1.weight.shape == (64, channels, 3, 3) and stem.conv1.stride == (1, 1)
-        assert isinstance(stem.maxpool, nn.Identity)
-
-
-def test_encoder_normalises_its_images():
-    net = models.build("mlp", 3, 8, 4, (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)).eval()
-    x = torch.rand(5, 3, 8, 8)
-    mean, std = torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1), torch.tensor([0.5, 0.6, 0.7]).view(3, 1, 1)
-    assert torch.allclose(net(x), net.classifier(net.backbone((x - mean) / std)), atol=1e-6)
-
-
-def test_peek_uses_the_batch_but_records_nothing():
-    net = models.build("cnn", 1, 8, 4)
-    x = torch.rand(16, 1, 8, 8)
-    buffers = {k: v.clone() for k, v in net.named_buffers()}
-    peeked = net.peek(x)
-    assert not peeked.requires_grad
-    assert all(torch.equal(v, buffers[k]) for k, v in net.named_buffers())
-    assert torch.allclose(peeked, net(x), atol=1e-6)  # batch statistics; this call records them
-    assert not torch.equal(net.backbone[2].running_mean, buffers["backbone.2.running_mean"])
-    net.eval()
-    assert torch.equal(net.peek(x), net(x))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_prototypes_equal_the_update_one_after_the_other(seed):
-    g = torch.Generator().manual_seed(seed)
-    net = tiny_pico(classes=6, prototype_momentum=0.9)
-    net.prototypes = F.normalize(torch.randn(6, 128, generator=g), dim=1)
-    want = net.prototypes.clone()
-    q = F.normalize(torch.randn(50, 128, generator=g), dim=1)
-    labels = torch.randint(5, (50,), generator=g)  # class 5 gets none
-    for vector, label in zip(q, labels, strict=True):
-        want[label] = 0.9 * want[label] + 0.1 * vector
-    want = F.normalize(want, dim=1)
-    net.update_prototypes(q, labels)
-    assert (net.prototypes - want).abs().max() < 1e-6
-
-
-def test_key_encoder_follows_and_queue_goes_round():
-    net = tiny_pico(key_momentum=0.9, queue_size=8)
-    with torch.no_grad():
-        for p in net.query.parameters():
-            p.add_(1.0)
-    before = [p.clone() for p in net.key.parameters()]
-    net.keys(torch.rand(4, 1, 8, 8))
-    for old, new, query in zip(before, net.key.parameters(), net.query.parameters(), strict=True):
-        assert torch.allclose(new, 0.9 * old + 0.1 * query, atol=1e-6)
-    for start in (0, 5, 10):  # 5 at a time into 8 places
-        net.enqueue(torch.arange(start, start + 5.0)[:, None].expand(5, 128), torch.arange(start, start + 5))
-    assert net.queue_labels.tolist() == [8, 9, 10, 11, 12, 13, 14, 7] and net.pointer == 7
-    assert net.queue[:, 0].tolist() == [8, 9, 10, 11, 12, 13, 14, 7]
-    copy = tiny_pico(queue_size=8)
-    copy.load_state_dict(net.state_dict())
-    assert copy.pointer == 7

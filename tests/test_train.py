@@ -1,4 +1,4 @@
-"""The real command line at toy size: every base, same seed same run, presets, own data, the effect itself."""
+"""Algorithm 1 at toy size: every base, same seed same run, own data, the effect itself."""
 
 import csv
 import signal
@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-import baselines
 import data
 import losses
-import options
 import train
-from conftest import SHARED, TOY, command, process, rows, run, summary, untimed
+from conftest import SHARED, TOY, command, prepared, process, rows, run, summary, untimed
+from harness import options
 
 
 @pytest.mark.parametrize("arch", ["cnn", "mlp"])
@@ -63,15 +62,15 @@ def test_more_views_make_more_work_only_after_e0(monkeypatch):
     assert made == ["weak"] * steps + ["weak", "weak", "strong"] * steps
 
 
-@pytest.mark.parametrize("base", baselines.METHODS)
+@pytest.mark.parametrize("base", options.BASES)
 def test_half_precision_trains_and_corrects(base, monkeypatch):
     """As on a card that has it: the networks alone are in bf16, before and after e0, and their weights learn."""
     kinds, original, steps = set(), data.weak, []
     monkeypatch.setattr(data, "weak", lambda *a, **o: kinds.add((v := original(*a, **o)).dtype) or v)
     step = train.train_step
-    monkeypatch.setattr(train, "train_step", lambda s, c, *more: (step(s, c, *more), steps.append(gradients(s)))[0])
+    monkeypatch.setattr(train, "train_step", lambda s, *more: (step(s, *more), steps.append(gradients(s)))[0])
     argv = [*TOY, *"--limit-train 64 --amp bf16 --epochs 2 --e0 1 --tau 0 --base".split(), base]
-    argv += ["--no-irnet"] if base in baselines.WITHOUT_IRNET else []
+    argv += ["--no-irnet"] if base in options.WITHOUT_IRNET else []
     assert train.main([*argv, "--views", "ws", "--out", "r"]) == 0
     assert kinds == {torch.float32} and len(steps) > 2 and all(steps)
 
@@ -106,26 +105,27 @@ def test_a_run_too_short_for_e0_says_so_at_once(capsys):
 @pytest.mark.parametrize("irnet", [[], ["--no-irnet"]], ids=["irnet", "no-irnet"])
 def test_held_out_part_joins_after_e0(irnet, monkeypatch):
     original, seen = train.train_step, []
-    monkeypatch.setattr(
-        train, "train_step", lambda s, c, i, *more: seen.append(i.tolist()) or original(s, c, i, *more)
-    )
+    monkeypatch.setattr(train, "train_step", lambda s, i, *more: seen.append(i.tolist()) or original(s, i, *more))
     argv = [*TOY, "--base", "cc", "--batch-size", "10", "--epochs", "3", "--e0", "1", *irnet]
     assert train.main([*argv, "--out", "r"]) == 0
-    s = train.Setup(options.configure(argv))
-    held_out, pool = set(s.held_out.tolist()), set(s.pool.tolist())
+    _, _, samples = prepared(argv)
+    held_out, pool = set(samples.held_out.tolist()), set(samples.pool.tolist())
     assert len(held_out) == 20 and len(pool) == 180 and not held_out & pool
     first, second = (sorted(sum(part, [])) for part in (seen[:18], seen[18:38]))
     assert first == sorted(pool) and second == list(range(200))
 
 
 def test_validation_score_reads_no_true_label():
-    s = train.Setup(options.configure([*TOY, "--base", "cc"]))
-    score = train.validation_score(s, train.held_out_logits(s))
-    guess = train.predict(s, s.images[s.held_out]).tolist()
-    want = np.mean([s.candidates[i, g].item() for i, g in zip(s.held_out.tolist(), guess, strict=True)])
+    c, learner, samples = prepared([*TOY, "--base", "cc"])
+    logits = train.logits_of(learner, samples.held_out_images())
+    score = train.validation_score(logits, samples.candidates[samples.held_out])
+    guess = train.predict(learner, samples.images[samples.held_out]).tolist()
+    want = np.mean([samples.candidates[i, g].item() for i, g in zip(samples.held_out.tolist(), guess, strict=True)])
     assert score == pytest.approx(want)
-    s.labels = None
-    assert train.validation_score(s, train.held_out_logits(s)) == score
+    for labels in (samples.labels, torch.zeros_like(samples.labels)):  # for reporting only
+        samples.labels, row = labels, dict(epoch=1)
+        train.check_epoch(c, learner, samples, row)
+        assert row["val"] == score
 
 
 @pytest.mark.parametrize("base", list(losses.BASES))
@@ -143,38 +143,7 @@ def test_cosine_schedule_of_the_release():
     assert train.cosine(0.01, 1000, 1000) == pytest.approx(1e-5)
 
 
-# ------------------------------------------------------------------ presets
-
-
-def test_presets_are_the_released_values():
-    c = options.configure(["--dataset", "kmnist", "--q", "0.5", "--eta", "0.3", "--base", "pico"])
-    got = (c.arch, c.epochs, c.batch_size, c.lr, c.weight_decay, c.crop, c.proto_start, c.queue, c.key_momentum)
-    assert got == ("resnet18", 1000, 128, 0.01, 1e-3, 0.2, 100, 8192, 0.999)
-    assert c.tau == 0.008 and c.views == "w" and c.val == "holdout"
-    for dataset, q, eta, tau in (
-        ("cifar10", 0.1, 0.1, 0.020),
-        ("cifar10", 0.3, 0.2, 0.010),
-        ("cifar10", 0.5, 0.3, 0.008),
-        ("cifar100", 0.01, 0.1, 0.004),
-        ("cifar100", 0.05, 0.3, 0.002),
-        ("kmnist", 0.3, 0.3, 0.010),
-    ):
-        c = options.configure(["--dataset", dataset, "--q", str(q), "--eta", str(eta)])
-        assert c.tau == tau, (dataset, q, eta)
-    assert options.configure(["--dataset", "cifar100"]).proto_start == 1
-    assert options.configure([]).arch == "cnn"
-
-
-def test_help_shows_every_option_and_the_presets(capsys):
-    with pytest.raises(SystemExit) as stop:
-        train.main(["--help"])
-    out = capsys.readouterr().out
-    assert stop.value.code == 0
-    for name in """--dataset --data --q --eta --base --no-irnet --tau --views --swap --e0 --val --arch --epochs
-        --batch-size --lr --weight-decay --seed --device --limit-train --limit-test --out --resume --compile
-        --amp""".split():
-        assert name in out, name
-    assert "cifar100" in out and "8192" in out and "0.008" in out
+# ------------------------------------------------------------------ one's own data
 
 
 def test_own_data_with_annotators(capsys):
@@ -198,21 +167,8 @@ def test_data_on_the_host_gives_the_same_run(base):
     Path("mine").mkdir()
     for name, value in arrays.items():
         np.save(f"mine/{name}.npy", value.numpy())
-    argv = [
-        "--dataset",
-        "mine",
-        "--q",
-        "0.3",
-        "--eta",
-        "0.3",
-        "--arch",
-        "cnn",
-        "--base",
-        base,
-        "--batch-size",
-        "32",
-    ]
-    argv += ["--epochs", "4", "--e0", "2", "--tau", "0", "--device", "cpu"]
+    argv = ["--base", base, *"--dataset mine --q 0.3 --eta 0.3 --arch cnn --batch-size 32 --device cpu".split()]
+    argv += "--epochs 4 --e0 2 --tau 0".split()
     for place in ("device", "host"):
         assert train.main([*argv, "--data-device", place, "--out", place]) == 0
     assert untimed("device") == untimed("host")

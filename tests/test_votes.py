@@ -1,5 +1,8 @@
-"""Wrong files of one's own: one line with file and row, exit 2, nothing written."""
+"""Reading one's own data: tables beside images, arrays; wrong ones get one line with file and row, exit 2, nothing
+written."""
 
+import pickle
+import random
 import struct
 import zlib
 from pathlib import Path
@@ -9,13 +12,96 @@ import pytest
 from PIL import Image
 
 import crowd
-import data
 import train
-import votes
 from conftest import Bomb
-from test_crowd import pictures
+from crowd import images, votes
+from crowd.dataset import agreement
+from data import Dataset
+from harness import InputError
+from test_crowd import drawing
 
-# ------------------------------------------------------------------ wrong files
+# ------------------------------------------------------------------ tables
+
+
+def pictures(*names: str, folder: str = "t", modes=("RGB",)) -> None:
+    Path(folder).mkdir(exist_ok=True)
+    for k, name in enumerate(names):
+        image = Image.fromarray(drawing(k % 4, np.random.RandomState(k)))
+        image.convert(modes[k % len(modes)]).save(f"{folder}/{name}")
+
+
+def loaded(text: str, **options) -> Dataset:
+    Path("t/v.csv").write_text(text, encoding="utf-8")
+    return crowd.load(Path("t/v.csv"), **options)
+
+
+TESTS = "\nx.png,a,a,test\ny.png,b,b,test"
+
+
+def test_a_row_a_vote_and_a_row_a_sample_give_the_same_sets():
+    pictures("1.png", "2.png", "x.png", "y.png")
+    head = "file,label,truth,split"
+    votes_ = loaded(head + "\n1.png,b,a,\n1.png,a,,train\n1.png,b,,\n2.png,c,,train" + TESTS)
+    sets = loaded("file,candidates,truth,split\n1.png,a|b,a,\n2.png, c ,,train" + TESTS)
+    for d in (votes_, sets):
+        assert d.classes == ["a", "b", "c"] and d.files == ["1.png", "2.png"] and d.scored is None
+        assert d.candidates.tolist() == [[True, True, False], [False, False, True]]
+        assert d.labels.tolist() == [0, -1] and d.test_labels.tolist() == [0, 1] and not d.truth_known
+        assert d.images.shape == (2, 3, 32, 32) and d.test_images.shape == (2, 3, 32, 32)
+    assert votes_.votes.tolist() == [[1, 2, 0], [0, 0, 1]] and sets.votes is None
+    assert agreement(votes_).tolist() == pytest.approx([2 / 3, 1])
+    twice = loaded("file,annotator,label,truth,split\n1.png,u,b,,\n1.png,u,b,,\n1.png,v,a,,\n"
+                   "x.png,u,a,a,test\ny.png,u,b,b,test")  # fmt: skip
+    assert twice.votes.tolist() == [[1, 1]]  # the same annotator twice is one vote
+    nobody = loaded("file,annotator,label,split,,\n./1.png,,b,,,\n1.png,,b,,,\n ,,,,,\nt/../1.png,v,a,,,\n"
+                    "x.png,u,a,test,,\ny.png,u,b,test,,")  # fmt: skip
+    assert nobody.votes.tolist() == [[1, 2]] and nobody.files == [
+        "1.png"
+    ]  # without names two; one file, however spelt
+    alone = loaded("file,label,truth,split\n1.png,a,,\n2.png,b,,\nx.png,,b,test\ny.png,,c,test")
+    assert alone.test_labels.tolist() == [1, 2] and alone.classes == ["a", "b", "c"]  # tests need no vote
+
+
+def test_min_votes_and_numbers_and_other_separators():
+    pictures("1.png", "2.png", "3.png", "x.png", "y.png")
+    lines = ["1.png;9", "1.png;9", "1.png;10", "2.png;2", "2.png;10", "3.png;2", "x.png;2", "y.png;9"]
+    text = "\ufefffile;label;split\r\n" + "".join(f"{s};{'test' if s[0] in 'xy' else ''}\r\n" for s in lines)
+    d = loaded(text, min_votes=2)
+    assert d.classes == ["2", "9", "10"]  # by value
+    assert d.candidates.tolist() == [[False, True, False], [True, False, True], [True, False, False]]
+    assert loaded(text).candidates.tolist()[0] == [False, True, True]
+
+
+def test_images_of_any_size_and_mode():
+    modes = ("RGB", "L", "1", "P", "RGBA", "LA", "CMYK")
+    pictures("0.png", "1.png", "2.png", "3.png", "4.png", "5.png", "6.jpg", modes=modes)
+    deep = np.arange(30 * 50, dtype=np.uint16).reshape(30, 50) * 43
+    Image.fromarray(deep).save("t/7.png")
+    Image.fromarray((deep / 65535).astype(np.float32)).save("t/8.tiff")
+    Image.fromarray(deep // 300).save("t/11.png")  # dark, and stays so
+    clear = Image.new("RGBA", (5, 9), (10, 20, 30, 0))
+    clear.save("t/9.png")
+    turned = Image.new("RGB", (40, 20), "red")
+    turned.paste("blue", (0, 0, 20, 20))
+    exif = turned.getexif()
+    exif[0x0112] = 6  # the camera was held upright
+    turned.save("t/10.png", exif=exif)
+    read_ = {path.name: images.decode(path, 16) for path in Path("t").iterdir()}
+    assert {tuple(x.shape) for x in read_.values()} == {(3, 16, 16)}
+    exact = Image.fromarray(deep.astype(np.float32) / 257).resize((16, 16), Image.Resampling.BILINEAR)
+    assert np.abs(np.array(exact) - read_["7.png"][0].numpy()).max() < 1
+    assert (read_["7.png"].int() - read_["8.tiff"].int()).abs().max() <= 1
+    assert read_["9.png"].min() == 255 and read_["11.png"].max() <= 1  # transparent: white
+    assert read_["10.png"][2, 0].min() > 250 and read_["10.png"][0, -1].min() > 250  # blue above, red below
+    want = np.array(Image.open("t/1.png").convert("RGB").resize((16, 16), Image.Resampling.BILINEAR))
+    assert np.array_equal(read_["1.png"].permute(1, 2, 0), want)
+    grey = loaded("file,candidates\n" + "".join(f"{k}.png,a|b\n" for k in (1, 2, 5)) + "7.png,b\n8.tiff,a\n")
+    assert grey.images.shape[1] == 1  # kept grey
+    mixed = loaded("file,candidates\n0.png,a|b\n1.png,b\n5.png,a\n6.jpg,a\n7.png,b\n")
+    assert mixed.images.shape[1] == 3
+
+
+# ------------------------------------------------------------------ wrong tables
 
 
 def png_of(width: int, height: int) -> bytes:
@@ -88,8 +174,83 @@ def test_wrong_tables_get_one_line_with_file_and_row(what, capfd):
     assert sorted(Path().rglob("*")) == before  # nothing written
 
 
-X, Y4 = np.zeros((20, 8, 8), np.uint8), np.arange(20) % 4
-S = np.eye(4, dtype=bool)[Y4]
+# ------------------------------------------------------------------ wrong arrays
+
+X, Y = np.zeros((20, 8, 8), np.uint8), np.arange(20) % 4
+S = np.eye(4, dtype=bool)[Y]
+FILES = {  # what is wrong: the arrays that differ, and what the line names
+    "lacks y_test": (dict(y_test=None), "y_test"),
+    "float images": (dict(x_train=X.astype(np.float32)), "x_train"),
+    "signed images": (dict(x_test=X.astype(np.int16)), "x_test"),
+    "oblong images": (dict(x_train=X[:, :6]), "x_train"),
+    "flat images": (dict(x_train=X.reshape(20, 64)), "x_train"),
+    "two channels": (dict(x_train=np.stack([X, X], -1)), "x_train"),
+    "no images": (dict(x_train=X[:0], y_train=Y[:0]), "x_train"),
+    "test images of another size": (dict(x_test=np.zeros((20, 9, 9), np.uint8)), "x_test"),
+    "labels below -1": (dict(y_train=Y - 2), "y_train"),
+    "labels that are floats": (dict(y_train=Y / 2), "y_train"),
+    "labels far too large": (dict(y_test=Y * 10**9), "y_test"),
+    "fewer labels than images": (dict(y_train=Y[:19]), "y_train"),
+    "labels in a table": (dict(y_train=np.eye(4, dtype=int)[Y]), "y_train"),
+    "an empty set": (dict(candidates=np.eye(4, dtype=bool)[Y] & (np.arange(20) != 7)[:, None]), "empty"),
+    "sets of floats": (dict(candidates=np.full((20, 4), 0.5)), "candidates"),
+    "sets of another size": (dict(candidates=np.ones((19, 4), bool)), "candidates"),
+    "sets with too few classes": (dict(candidates=np.ones((20, 3), bool)), "beyond the 3"),
+    "sets in a row": (dict(candidates=np.ones(20, bool)), "candidates"),
+    "annotators below 0": (dict(annotators=np.full((20, 3), -1)), "annotators"),
+    "annotators that are floats": (dict(annotators=np.ones((20, 3))), "annotators"),
+    "no annotators": (dict(annotators=np.ones((20, 0), int)), "annotators"),
+    "sets of records": (dict(candidates=np.zeros((20, 4), [("a", int)])), "candidates"),
+    "annotators in a row": (dict(annotators=Y), "annotators"),
+    "fewer annotators' rows": (dict(annotators=np.ones((5, 3), int)), "annotators"),
+    "objects": (dict(y_train=np.array([{}] * 20, dtype=object)), "bad.npz"),
+    "neither sets nor --q": ({}, "--q"),
+    "images too small for the CNN": (
+        dict(x_train=X[:, :4, :4], x_test=X[:, :4, :4], candidates=np.eye(4)[Y]),
+        "--arch",
+    ),
+}
+ARRAY = b"\x93NUMPY\x01\x00v\x00{'descr': '|u1', 'fortran_order': False, 'shape': (2,), }".ljust(127) + b"\n12"
+
+
+@pytest.mark.parametrize("what", [*FILES, "a pickle", "text", "an empty file", "one array"])
+def test_bad_files_get_one_line_and_exit_2(what, capfd):
+    arrays, named = FILES.get(what, ({}, "bad.npz"))
+    arrays = dict(x_train=X, y_train=Y, x_test=X, y_test=Y) | arrays
+    if what in FILES:
+        np.savez("bad.npz", **{name: value for name, value in arrays.items() if value is not None})
+    else:
+        content = {
+            "a pickle": pickle.dumps(Bomb()),
+            "text": b"x,y\n1,2\n",
+            "an empty file": b"",
+            "one array": ARRAY,
+        }[what]
+        Path("bad.npz").write_bytes(content)
+    assert train.main(["--dataset", "bad.npz", "--batch-size", "4", "--arch", "cnn"]) == 2
+    err = capfd.readouterr().err
+    assert err.startswith("error: ") and err.count("\n") == 1 and "bad.npz" in err and named in err, err
+    assert [p.name for p in Path().iterdir()] == ["bad.npz"]
+
+
+def test_damaged_archives_get_one_line(capfd):
+    """Random bytes of a compressed .npz changed: read as it was, or refused with one line."""
+    moments = random.Random(0)
+    np.savez_compressed("good.npz", x_train=X, y_train=Y, x_test=X, y_test=Y, candidates=np.eye(4, dtype=bool)[Y])
+    good, refused = Path("good.npz").read_bytes(), 0
+    for _ in range(300):
+        content = bytearray(good)
+        for _ in range(moments.randint(1, 3)):
+            content[moments.randrange(len(content))] = moments.randrange(256)
+        Path("bad.npz").write_bytes(content)
+        try:
+            crowd.load(Path("bad.npz"))
+        except InputError as error:
+            refused += 1
+            assert "bad.npz" in str(error) and "\n" not in str(error)
+    assert refused > 100
+
+
 ARRAYS = {  # what is wrong: (arrays, options, what the line names)
     "a pickle inside": (dict(x_train=X, candidates=np.array([Bomb()] * 20, dtype=object)), [], ("plain",)),
     "two kinds of sets": (dict(x_train=X, candidates=S, votes=S.astype(int)), [], ("candidates and votes",)),
@@ -109,11 +270,11 @@ ARRAYS = {  # what is wrong: (arrays, options, what the line names)
     ),
     "a bar in a class": (dict(x_train=X, candidates=S, classes=np.array(["a", "b", "c|d", "d"])), [], ("c|d",)),
     "a test set that is a number": (
-        dict(x_train=X, candidates=S, x_test=np.uint8(5), y_test=Y4[:1]),
+        dict(x_train=X, candidates=S, x_test=np.uint8(5), y_test=Y[:1]),
         [],
         ("x_test",),
     ),
-    "an empty test set": (dict(x_train=X, candidates=S, x_test=X[:0], y_test=Y4[:0]), [], ("x_test",)),
+    "an empty test set": (dict(x_train=X, candidates=S, x_test=X[:0], y_test=Y[:0]), [], ("x_test",)),
     "a noise rate that nobody knows": (dict(x_train=X, candidates=S), ["--base", "alim", "--no-irnet"], ("alim",)),
     "a feature that is no number": (dict(x_train=np.full((20, 3), np.nan), candidates=S), [], ("row 0", "finite")),
     "features for a CNN": (dict(x_train=np.zeros((20, 3)), candidates=S), ["--arch", "cnn"], ("--arch", "mlp")),
@@ -145,7 +306,7 @@ def test_an_archive_larger_than_the_memory_is_not_unpacked(monkeypatch):
     asked = {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 4000}
     monkeypatch.setattr(votes.os, "sysconf", asked.__getitem__)
     monkeypatch.setattr(np, "load", None)
-    with pytest.raises(data.InputError, match="memory|GiB"):
+    with pytest.raises(InputError, match="memory|GiB"):
         crowd.load(Path("bomb.npz"))
 
 

@@ -1,8 +1,9 @@
-"""reproduce.py at toy size: the grid's commands, tables with the paper's cells, resuming, figures as pictures."""
+"""python -m paper at toy size: commands of the grid, tables with the paper's cells, resuming, figures, compare."""
 
 import json
 import os
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -13,11 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import complexity
-import reproduce
-import tables
 import train
-from conftest import HERE, TOY, process, run, summary
+from conftest import ROOT, TOY, process, run, summary
+from harness.options import configure
+from paper import __main__ as paper
+from paper import complexity, tables
+from paper.grid import Grid
 
 TINY = ["--options", *TOY, "--epochs", "3"]
 
@@ -43,12 +45,12 @@ def quick(monkeypatch):
         more = ["--resume"] if (folder / "config.json").exists() else []
         return Started([*grid.jobs[folder], "--out", str(folder.absolute()), *more])
 
-    monkeypatch.setattr(reproduce.Grid, "_start", start)
+    monkeypatch.setattr(Grid, "_start", start)
     return started
 
 
 def test_table_7_has_our_cells_and_the_papers(quick, capsys):
-    assert reproduce.main(["table7", "--seeds", "0", "1", "--jobs", "2", "--out", "o", *TINY]) == 0
+    assert paper.main(["table7", "--seeds", "0", "1", "--jobs", "2", "--out", "o", *TINY]) == 0
     text = Path("o/digits/table7.md").read_text()
     assert len(quick) == 12 and "0 min left" in capsys.readouterr().out
     rows = [line for line in text.splitlines() if line.startswith("| swap")]
@@ -60,20 +62,20 @@ def test_table_7_has_our_cells_and_the_papers(quick, capsys):
     config = json.loads(Path(folders[0], "config.json").read_text())
     assert config["swap"] and config["q"] == 0.1 and config["eta"] == 0.3 and config["limit_train"] == 200
     # with other options: none of them is taken for what is asked
-    assert reproduce.main(["table7", "--seeds", "0", "--out", "o", *TINY[:-1], "2"]) == 2
+    assert paper.main(["table7", "--seeds", "0", "--out", "o", *TINY[:-1], "2"]) == 2
     assert "--epochs 3, not 2" in capsys.readouterr().err
     # again: nothing is repeated; a broken one alone is
     quick.clear()
     Path(folders[1], "summary.json").unlink()
-    assert reproduce.main(["table7", "--seeds", "0", "1", "--out", "o", *TINY]) == 0
+    assert paper.main(["table7", "--seeds", "0", "1", "--out", "o", *TINY]) == 0
     assert quick == [Path(folders[1])] and Path("o/digits/table7.md").read_text() == text
 
 
 @pytest.mark.parametrize(("name", "runs"), [("table2", 324), ("table3", 63), ("table4", 18), ("table5", 54)])
 def test_the_grids_have_the_papers_cells(name, runs):
-    grid = reproduce.Grid("digits", [0, 1, 2], Path("o"), "", [])
-    lines = reproduce.TABLES[name](grid)
-    assert len(grid.jobs) == runs and all(train.configure(argv) for argv in grid.jobs.values())
+    grid = Grid("digits", [0, 1, 2], Path("o"), "", [])
+    lines = tables.TABLES[name](grid)
+    assert len(grid.jobs) == runs and all(configure(argv) for argv in grid.jobs.values())
     for k, folder in enumerate(grid.jobs):  # made-up results: the k-th run has 50 + k / 100 per cent
         folder.mkdir(parents=True)
         last = 0.5 + k / 10_000
@@ -91,22 +93,22 @@ def test_the_grids_have_the_papers_cells(name, runs):
 
 
 def test_table_8_is_made_of_simulated_annotators(quick, capsys):
-    assert reproduce.main(["table8", "--seeds", "0", "--jobs", "2", "--out", "o", *TINY]) == 0
+    assert paper.main(["table8", "--seeds", "0", "--jobs", "2", "--out", "o", *TINY]) == 0
     text = Path("o/digits/table8.md").read_text()
     assert len(quick) == 4 and "(64.44)" in text and "(77.15)" in text and text.count("**") == 2
     with np.load("o/digits/annotated-digits.npz") as file:
         votes, y = file["annotators"], file["y_train"]
     assert votes.shape == (1437, 5) and 0.02 < (votes != y[:, None]).all(1).mean() < 0.1
-    assert reproduce.main(["table8", "--scale", "paper", "--out", "o"]) == 2
+    assert paper.main(["table8", "--scale", "paper", "--out", "o"]) == 2
     assert "votes.csv" in capsys.readouterr().err
 
 
 def test_the_scale_of_the_paper_is_its_own_experiment():
-    grid = reproduce.Grid("paper", [0], Path("o"), "somewhere", [])
+    grid = Grid("paper", [0], Path("o"), "somewhere", [])
     tables.table2(grid)
     assert len(grid.jobs) == 3 * 6 * 9 * 2
     folder = Path("o/paper/cifar100-proden-irnet-q0.03-eta0.2-seed0")
-    c = train.configure(grid.jobs[folder])
+    c = configure(grid.jobs[folder])
     assert (c.arch, c.epochs, c.dataset, c.data) == ("resnet18", 1000, "cifar100", "somewhere")
 
 
@@ -122,7 +124,7 @@ def test_table_6_agrees_with_the_paper():
 
 
 def test_a_failed_run_is_named_and_the_others_go_on(quick, monkeypatch, capsys):
-    original = reproduce.Grid.ask
+    original = Grid.ask
 
     def ask(grid, *args, **more):
         folders = original(grid, *args, **more)
@@ -131,23 +133,25 @@ def test_a_failed_run_is_named_and_the_others_go_on(quick, monkeypatch, capsys):
                 grid.jobs[folder] = [*grid.jobs[folder], "--batch-size", "9999"]
         return folders
 
-    monkeypatch.setattr(reproduce.Grid, "ask", ask)
-    assert reproduce.main(["table7", "--seeds", "0", "--out", "o", *TINY]) == 1
+    monkeypatch.setattr(Grid, "ask", ask)
+    assert paper.main(["table7", "--seeds", "0", "--out", "o", *TINY]) == 1
     err = capsys.readouterr().err
     assert err.count("failed: ") == 1 and "q0.3-eta0.3-swap-seed0" in err and "1 runs failed" in err
     assert len(list(Path("o").rglob("summary.json"))) == 5 and not Path("o/digits/table7.md").exists()
 
 
 def test_wrong_options_get_one_line(capsys):
-    assert reproduce.main(["table7", "--out", "o", "--options", "--epochs", "0"]) == 2
+    assert paper.main(["table7", "--out", "o", "--options", "--epochs", "0"]) == 2
     err = capsys.readouterr().err
     assert "--epochs" in err and err.count("\n") == 1 and not Path("o").exists()
 
 
 def test_stopped_it_goes_on_where_it_was():
-    argv = [sys.executable, str(HERE / "reproduce.py"), "table7", "--seeds", "0", "--out", "o"]
+    argv = [sys.executable, "-m", "paper", "table7", "--seeds", "0", "--out", "o"]
     argv += ["--options", *TOY, "--epochs", "400"]
-    started = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    started = subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not list(Path("o").rglob("checkpoint.pt")):
         time.sleep(0.1)
@@ -163,14 +167,58 @@ def test_figures_are_drawn(name, quick):
     pytest.importorskip("matplotlib")
     if name in ("fig7", "fig8"):
         pytest.importorskip("sklearn")
-    assert reproduce.main([name, "--seeds", "0", "--jobs", "2", "--out", "o", *TINY, "--e0", "1"]) == 0
+    assert paper.main([name, "--seeds", "0", "--jobs", "2", "--out", "o", *TINY, "--e0", "1"]) == 0
     picture = Path(f"o/digits/{name}.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and len(picture) > 10_000
 
 
+def test_finished_runs_are_compared_on_one_page(capsys):
+    argv = [*TOY, "--base", "cc", "--epochs", "2"]
+    assert train.main([*argv, "--out", "a/one"]) == 0 and train.main([*argv, "--e0", "1", "--out", "a/two<&"]) == 0
+    capsys.readouterr()
+    assert paper.main(["compare", "a/one", "a/two<&/"]) == 0
+    assert capsys.readouterr().out == "written to compare.html\n"
+    page = Path("compare.html").read_text()
+    for folder in ("a/one", "a/two<&"):
+        assert f"{100 * summary(folder)['last']:.2f} %" in page
+    assert ">one<" in page and "two&lt;&amp;" in page and "two<" not in page and "test accuracy" in page
+    # the same name twice: both by their paths; --out; scores on samples set aside are called so
+    shutil.copytree("a/one", "b/one")
+    table = Path("b/one/labels.csv")
+    table.write_text(table.read_text().replace(",train\n", ",score\n", 1))
+    assert paper.main(["compare", "--out", "p.html", "a/one", "b/one"]) == 0
+    page = Path("p.html").read_text()
+    assert "a/one" in page and "b/one" in page and "set-aside score" in page
+
+
+def test_what_is_no_finished_run_is_not_compared(capsys):
+    assert train.main([*TOY, "--base", "cc", "--epochs", "1", "--out", "r"]) == 0
+    for name, content in (("unfinished", None), ("cut", '{"best": '), ("list", "[]")):
+        shutil.copytree("r", name)
+        Path(name, "summary.json").unlink()
+        if content is not None:
+            Path(name, "summary.json").write_text(content)
+    shutil.copytree("r", "empty")
+    Path("empty/metrics.jsonl").write_text("")
+    shutil.copytree("r", "text")
+    Path("text/metrics.jsonl").write_bytes(b"\xff 5\n")
+    capsys.readouterr()
+    for wrong in ("unfinished", "cut", "list", "empty", "text", "absent", "r/summary.json"):
+        assert paper.main(["compare", "r", wrong]) == 2
+        out, err = capsys.readouterr()
+        assert err.startswith(f"error: {wrong} ") and err.count("\n") == 1 and out == ""
+    assert not Path("compare.html").exists()
+    assert paper.main(["compare", "r", "--out", "absent/p.html"]) == 2
+    assert "absent" in capsys.readouterr().err
+    for argv in (["compare"], ["--jobs", "1", "compare"], ["table7", "r"]):
+        with pytest.raises(SystemExit, match="2"):
+            paper.main(argv)
+        assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_a_missing_package_is_named(monkeypatch, capsys):
-    monkeypatch.setattr(reproduce.importlib.util, "find_spec", lambda name: None)
-    assert reproduce.main(["fig7", "--out", "o"]) == 2
+    monkeypatch.setattr(paper.importlib.util, "find_spec", lambda name: None)
+    assert paper.main(["fig7", "--out", "o"]) == 2
     err = capsys.readouterr().err
     assert "pip install matplotlib scikit-learn" in err and err.count("\n") == 1 and not Path("o").exists()
 
@@ -185,10 +233,10 @@ def test_snapshots_keep_margins_and_features():
 
 def test_the_papers_numbers_are_its_own():
     """Where the paper is at hand, every number of paper.json stands in it."""
-    paper = HERE.parent / "shared" / "paper.tex"
-    if not paper.exists():
+    source = ROOT.parent / "shared" / "paper.tex"
+    if not source.exists():
         pytest.skip("needs ../shared/paper.tex")
-    text = set(re.findall(r"\d+\.\d\d", paper.read_text()))
+    text = set(re.findall(r"\d+\.\d\d", source.read_text()))
 
     def numbers(value):
         if isinstance(value, dict | list):
@@ -199,4 +247,4 @@ def test_the_papers_numbers_are_its_own():
 
     found = [number for table, value in tables.PAPER.items() if table != "note" for number in numbers(value)]
     assert len(found) > 400 and not set(found) - text
-    assert os.path.getsize(HERE / "paper.json") < 20_000
+    assert os.path.getsize(ROOT / "paper/paper.json") < 20_000
