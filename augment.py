@@ -24,17 +24,20 @@ def weak(
     flip: float = 0.5,
     jitter: float = 0.8,
     grey: float = 0.2,
+    part: slice = slice(None),
 ) -> Tensor:
     """Random resized crop of at least `crop` of the area, flip, colour jitter, grey scale; the rest are their
-    probabilities. One channel has neither hue, saturation nor anything to turn grey."""
+    probabilities. One channel has neither hue, saturation nor anything to turn grey. `part`: views of these rows
+    alone, the same as in the views of all."""
     n, device = len(images), images.device
-    x = resized_crop(images, *crop_parameters(n, images.shape[-1], crop, flip, generator, device))
+    box = crop_parameters(n, images.shape[-1], crop, flip, generator, device)
+    x = resized_crop(images[part], *(value[part] for value in box))
     order, factors = jitter_parameters(n, jitter, generator, device, colour=x.shape[1] == 3)
     operations = {"brightness": brightness, "contrast": contrast, "saturation": saturation, "hue": hue}
     for name in order:
-        x = operations[name](x, factors[name])
+        x = operations[name](x, factors[name][part])
     if x.shape[1] == 3:
-        chosen = torch.rand(n, 1, 1, 1, generator=generator, device=device) < grey
+        chosen = torch.rand(n, 1, 1, 1, generator=generator, device=device)[part] < grey
         x = torch.lerp(x, to_grey(x), chosen.float())  # several times faster than torch.where on a CPU
     return x
 
@@ -139,13 +142,13 @@ def jitter_parameters(
     for name, draw in zip(names, u, strict=False):
         low, high = JITTER[name]
         factors[name] = torch.where(spared, (low + high) / 2, low + draw * (high - low))
-    return [names[i] for i in _host_order(len(names), generator)], factors
+    return [names[i] for i in _host_order(len(names), generator).tolist()], factors
 
 
-def _host_order(n: int, generator: Generator | None) -> list[int]:
+def _host_order(n: int, generator: Generator | None) -> Tensor:
     """A random order known to the host: from the given generator on a CPU, else from torch's own CPU one."""
     on_cpu = generator if generator is not None and generator.device.type == "cpu" else None
-    return torch.randperm(n, generator=on_cpu, device="cpu").tolist()
+    return torch.randperm(n, generator=on_cpu, device="cpu")
 
 
 # ------------------------------------------------------------------ strong augmentation (RandAugment and cutout)
@@ -168,12 +171,20 @@ RANGES = {  # the 14 operations of the release and the range of their value; the
 }
 
 
-def strong(images: Tensor, generator: Generator | None = None, *, crop: float = 0.2, flip: float = 0.5) -> Tensor:
-    """Random resized crop, flip, three operations of RandAugment, cutout."""
+def strong(
+    images: Tensor,
+    generator: Generator | None = None,
+    *,
+    crop: float = 0.2,
+    flip: float = 0.5,
+    part: slice = slice(None),
+) -> Tensor:
+    """Random resized crop, flip, three operations of RandAugment, cutout. `part` as in `weak`."""
     n, size, device = len(images), images.shape[-1], images.device
-    x = resized_crop(images, *crop_parameters(n, size, crop, flip, generator, device))
-    x = randaugment(x, generator, times=3)
-    return cutout(x, *cutout_parameters(n, size, generator, device))
+    box = crop_parameters(n, size, crop, flip, generator, device)
+    x = resized_crop(images[part], *(value[part] for value in box))
+    x = randaugment(x, generator, 3) if part == slice(None) else randaugment_part(x, n, part, generator, 3)
+    return cutout(x, *(value[part] for value in cutout_parameters(n, size, generator, device)))
 
 
 def randaugment(x: Tensor, generator: Generator | None = None, times: int = 1) -> Tensor:
@@ -189,7 +200,7 @@ def randaugment(x: Tensor, generator: Generator | None = None, times: int = 1) -
     x, row = x.contiguous(), rows[:n]  # sample i is x[row[i]]: put back into its order once, at the end
     shuffled, done = (x.new_empty(len(rows), *x.shape[1:]) for _ in range(2))  # fresh memory is slow on a CPU
     for _ in range(times):
-        slot = torch.rand(len(rows), generator=generator, device=device).argsort()  # sample i's next row
+        slot = _host_order(len(rows), generator).to(device, non_blocking=True)  # sample i's next row
         sample = torch.empty_like(slot).scatter_(0, slot, rows).clamp_max_(n - 1)
         u = torch.rand(len(RANGES), share, generator=generator, device=device)
         torch.index_select(x, 0, row[sample], out=shuffled)
@@ -197,9 +208,29 @@ def randaugment(x: Tensor, generator: Generator | None = None, times: int = 1) -
     return x.index_select(0, row)
 
 
-def apply_operations(x: Tensor, values: Tensor, out: Tensor | None = None) -> Tensor:
-    """The 14 operations on x [14 share, ch, H, H], each on its own share with its own values [14, share]."""
-    value, shares = dict(zip(RANGES, values, strict=True)), x.split(values.shape[1])
+def randaugment_part(x: Tensor, n: int, part: slice, generator: Generator | None, times: int) -> Tensor:
+    """`randaugment` of the rows `part` of a batch of n, of which only these, x, are at hand: the same draws, the
+    same views. The host draws which operation a sample gets, so it knows how many get each."""
+    share = -(-n // len(RANGES))
+    low, high = (constant(end, x.device).repeat_interleave(share) for end in zip(*RANGES.values(), strict=True))
+    for _ in range(times):
+        slot = _host_order(share * len(RANGES), generator)[:n][part]  # of each sample, on the host
+        u = torch.rand(len(RANGES), share, generator=generator, device=x.device).flatten()
+        order, operation = slot.argsort(), slot.sort().values // share
+        place = slot[order].to(x.device, non_blocking=True)
+        sizes = torch.bincount(operation, minlength=len(RANGES)).tolist()
+        done = apply_operations(x[order.to(x.device)], (low + u * (high - low))[place], sizes=sizes)
+        x = done[order.argsort().to(x.device)]
+    return x
+
+
+def apply_operations(
+    x: Tensor, values: Tensor, out: Tensor | None = None, sizes: list[int] | None = None
+) -> Tensor:
+    """The 14 operations on x [n, ch, H, H], each on its own share of the rows, with their values [n]; `sizes`: how
+    many rows each gets (default: all as many)."""
+    sizes = sizes or [len(x) // len(RANGES)] * len(RANGES)
+    value, shares = dict(zip(RANGES, values.flatten().split(sizes), strict=True)), x.split(sizes)
     single = {
         "identity": lambda x, v: x,
         "autocontrast": lambda x, v: autocontrast(x),
@@ -213,7 +244,7 @@ def apply_operations(x: Tensor, values: Tensor, out: Tensor | None = None) -> Te
     }
     done = [operation(part, value[name]) for (name, operation), part in zip(single.items(), shares, strict=False)]
     matrix = torch.cat([affine_matrix(name, value[name]) for name in RANGES if name not in single])
-    return torch.cat([*done, affine(x[-len(matrix) :], matrix)], out=out)
+    return torch.cat([*done, affine(x[len(x) - len(matrix) :], matrix)], out=out)
 
 
 def autocontrast(x: Tensor) -> Tensor:
@@ -280,11 +311,12 @@ def affine(x: Tensor, matrix: Tensor) -> Tensor:
 
 
 def cutout_parameters(n: int, size: int, generator: Generator | None, device: torch.device) -> tuple[Tensor, ...]:
-    """A square of side U(0, 0.5) size around a uniform centre: (top, left, bottom, right), each [n]."""
+    """A square of side U(0, 0.5) size around a uniform centre: (top, left, bottom, right), each [n]. As the release
+    draws it: PIL's rectangle has its last row and column too."""
     u = torch.rand(3, n, generator=generator, device=device)
     side = 0.5 * size * u[0]
     start = (u[1:] * size - side / 2).clamp_min(0).floor()  # [2, n]
-    end = (start + side).clamp_max(size).floor()
+    end = (start + side).clamp_max(size).floor() + 1
     return start[0], start[1], end[0], end[1]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,8 +75,11 @@ class Dataset:
         """Of all labels and of as many images as 100 MB hold, to know the same data again."""
         digest = hashlib.blake2b(digest_size=16)
         for tensor in (self.images, self.test_images, self.labels, self.test_labels):
-            every = 1 + tensor.numel() // 100_000_000
-            digest.update(str(tuple(tensor.shape)).encode() + tensor[::every].contiguous().numpy().tobytes())
+            every = 1 + math.prod(tensor.shape) // 100_000_000
+            digest.update(str(tuple(tensor.shape)).encode())
+            rows = torch.arange(0, len(tensor), every)
+            for some in rows.split(max(1, 10_000_000 // max(1, math.prod(tensor.shape[1:])))):  # ten megabytes
+                digest.update(tensor[some].contiguous().numpy())
         return digest.hexdigest()
 
 
@@ -115,7 +119,7 @@ def cut(data: Dataset, size: int | None, limit_train: int | None = None, limit_t
     for part, limit in (("", limit_train), ("test_", limit_test)):
         images = getattr(data, part + "images")[:limit]
         if size is not None and images.shape[2:] != (size, size):
-            images = resize(images, [size, size], antialias=True)
+            images = resize(images if torch.is_tensor(images) else images.to("cpu"), [size, size], antialias=True)
         setattr(data, part + "images", images)
         setattr(data, part + "labels", getattr(data, part + "labels")[:limit])
     for name in ("candidates", "votes", "files"):
@@ -135,9 +139,42 @@ def _digits() -> Dataset:
 
 
 def statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    enough = min(10_000, max(1, 50_000_000 // images[0].numel()))
-    pixels = images[:enough].double().transpose(0, 1).flatten(1) / 255  # [ch, N H W]
-    return tuple(pixels.mean(1).tolist()), tuple(pixels.std(1).clamp_min(1e-3).tolist())
+    """Mean and deviation of the channels in [0, 1], over ten thousand images at the most."""
+    enough = min(10_000, len(images), max(1, 50_000_000 // math.prod(images.shape[1:])))
+    few = max(1, 2_000_000 // math.prod(images.shape[1:]))  # at a time: doubles are large
+    count, total, squares = 0, 0.0, 0.0
+    for some in torch.arange(enough).split(few):
+        pixels = images[some].transpose(0, 1).flatten(1).double() / 255  # [ch, n H W]
+        count, total = count + pixels.shape[1], total + pixels.sum(1)
+        squares = squares + pixels.square().sum(1)
+    mean = total / count
+    deviation = ((squares - count * mean.square()) / max(1, count - 1)).clamp_min(0).sqrt()
+    return tuple(mean.tolist()), tuple(deviation.clamp_min(1e-3).tolist())
+
+
+class Rows:
+    """Some rows of images that stay where they are, on the disk perhaps: read when they are asked for."""
+
+    def __init__(self, images: Tensor, index: Tensor):
+        self.images, self.index = images, index
+        self.shape, self.dtype, self.device = (len(index), *images.shape[1:]), images.dtype, images.device
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, rows):
+        if isinstance(rows, slice):
+            return Rows(self.images, self.index[rows])
+        return self.images[self.index[rows]]
+
+    def split(self, size: int) -> Iterator[Tensor]:
+        return (self.images[part] for part in self.index.split(size))
+
+    def is_floating_point(self) -> bool:
+        return self.images.is_floating_point()
+
+    def to(self, device) -> Tensor:
+        return self.images[self.index].to(device)
 
 
 def _torchvision(name: str, root: Path) -> Dataset:
@@ -191,16 +228,16 @@ def corrupt(labels: Tensor, num_classes: int, q: float, eta: float, generator: G
     return candidates.scatter_(1, intruder, candidates.gather(1, intruder) | noisy)
 
 
-def candidate_sets(d: Dataset, q: float | None, eta: float | None, generator: Generator) -> Tensor:
-    """bool [N, C]: those that the data brings, or such as q and eta make."""
+def candidate_sets(d: Dataset, q: float | None, eta: float | None, generator: Generator, name: str) -> Tensor:
+    """bool [N, C]: those that the data brings, or such as q and eta make. name: of the data, for who gave it."""
     if d.candidates is not None:
         if q is not None or eta is not None:
-            raise InputError(f"--q, --eta: {d.name} has candidate sets of its own; leave both out")
+            raise InputError(f"--q, --eta: {name} has candidate sets of its own; leave both out")
         return d.candidates
     if q is None:
-        raise InputError(f"{d.name} has no candidates, annotators or votes: add them, or give --q and --eta")
+        raise InputError(f"{name} has no candidates, annotators or votes: add them, or give --q and --eta")
     if not d.truth_known:
-        raise InputError(f"--q, --eta: sets are made from the truth, which {d.name} does not have (y_train)")
+        raise InputError(f"--q, --eta: sets are made from the truth, which {name} does not have (y_train)")
     candidates = corrupt(d.labels, d.num_classes, q, eta, generator)
     if eta > 0 and candidates.all():
         raise InputError(f"--q {q:g} fills every candidate set, so that none can be noisy: lower it, or --eta 0")
@@ -247,22 +284,23 @@ class Samples:
 class ImageViews:
     """What a network takes of uint8 images [B, ch, H, W]: floats in [0, 1]."""
 
-    def __init__(self, generator: Generator | None = None, **strength: float):
+    def __init__(self, generator: Generator | None = None, part=lambda rows: slice(None), **strength: float):
         self.generator, self.strength = generator, strength  # crop and flip
+        self.part = part  # which rows of a batch to make views of
 
     def plain(self, x: Tensor) -> Tensor:
         return x.float() / 255
 
     def view(self, kind: str, x: Tensor) -> Tensor:
         """A weak (w) or strong (s) one."""
-        return {"w": weak, "s": strong}[kind](x, self.generator, **self.strength)
+        return {"w": weak, "s": strong}[kind](x, self.generator, part=self.part(len(x)), **self.strength)
 
 
 class FeatureViews:
     """Features [B, D, 1, 1] have no crops: their views are the features with Gaussian noise."""
 
-    def __init__(self, generator: Generator, scale: float, std: tuple[float, ...]):
-        self.generator = generator
+    def __init__(self, generator: Generator, scale: float, std: tuple[float, ...], part=lambda rows: slice(None)):
+        self.generator, self.part = generator, part
         self.deviation = scale * torch.tensor(std, device=generator.device).view(1, -1, 1, 1)  # of a weak view
 
     def plain(self, x: Tensor) -> Tensor:
@@ -270,4 +308,5 @@ class FeatureViews:
 
     def view(self, kind: str, x: Tensor) -> Tensor:
         drawn = torch.randn(x.shape, generator=self.generator, device=x.device)
-        return torch.addcmul(x, drawn, self.deviation, value={"w": 1, "s": 2}[kind])
+        part = self.part(len(x))
+        return torch.addcmul(x[part], drawn[part], self.deviation, value={"w": 1, "s": 2}[kind])

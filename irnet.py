@@ -30,7 +30,7 @@ def margin(probs: Tensor, candidates: Tensor) -> Tensor:
     return inside - outside
 
 
-def detect(views: Sequence[Tensor], candidates: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+def detect(views: Sequence[Tensor], candidates: Tensor, tau: float, strict: bool = False) -> tuple[Tensor, Tensor]:
     """Eqs. 10-12 over views = [f(x), f(z_1), ..., f(z_K)] -> (flagged bool [B], label [B]).
 
     `label` is the most probable non-candidate label of x; it means nothing where S is full, and a full set
@@ -39,7 +39,9 @@ def detect(views: Sequence[Tensor], candidates: Tensor, tau: float) -> tuple[Ten
     f = torch.stack([view.float() for view in views])  # [1+K, B, C]
     inside = f.masked_fill(~candidates, -INF).amax(2)  # [1+K, B]
     outside, best = f.masked_fill(candidates, -INF).max(2)  # [1+K, B], argmax_{j not in S} f_j
-    confident = (inside - outside <= -tau).all(0)  # Eq. 10 for x, Eq. 11 for every z in A(x)
+    margins = inside - outside
+    # Eq. 10 for x, Eq. 11 for every z in A(x); strict as the release has them
+    confident = (margins < -tau if strict else margins <= -tau).all(0)
     agreed = (best == best[0]).all(0)  # Eq. 12: the same non-candidate label everywhere
     return confident & agreed, best[0]
 
@@ -92,18 +94,20 @@ class CorrectionEpoch:
         newest value left out), and e0 is the first epoch >= window at which the last window/10 steps of the
         average fall below 1e-6 in the mean. window=100 is the release at 1,000 epochs; a window of two would
         compare a value with itself.
+    rule="released": the same with the last ten steps, whatever the window.
     rule="paper": Algorithm 1 as printed, sum_{i=e-9..e} (res[i] - res[i-1]) < 1e-5, from epoch 11 on (res[0]
         does not exist).
     fixed=N: e0 = N, whatever the curve does (Fig. 6).
     """
 
     def __init__(self, window: int = 100, rule: str = "smoothed", fixed: int | None = None):
-        if rule not in ("smoothed", "paper"):
-            raise ValueError(f"rule must be 'smoothed' or 'paper', not {rule!r}")
+        if rule not in ("smoothed", "released", "paper"):
+            raise ValueError(f"rule must be 'smoothed', 'released' or 'paper', not {rule!r}")
         if window < 3:
             raise ValueError(f"window must be at least 3 epochs, not {window}")
         self.window, self.rule, self.fixed = window, rule, fixed
-        self.earliest = fixed if fixed is not None else window if rule == "smoothed" else 11
+        earliest = dict(smoothed=window, released=max(window, 11), paper=11)[rule]
+        self.earliest = fixed if fixed is not None else earliest
         self.curve: list[float] = []
         self.e0: int | None = None
 
@@ -120,7 +124,7 @@ class CorrectionEpoch:
             return n >= self.earliest
         if self.rule == "paper":
             return res[-1] - res[-11] < 1e-5  # the sum telescopes
-        half, steps = self.window // 2, max(1, self.window // 10)
+        half, steps = self.window // 2, 10 if self.rule == "released" else max(1, self.window // 10)
 
         def smoothed(t: int) -> float:
             part = res[max(0, t - half) : min(n - 1, t + half)]
@@ -161,12 +165,14 @@ class IRNet:
         e0: int | None = None,
         swap: bool = False,
         weights_after: str = "value",
+        strict: bool = False,
     ):
         if candidates.dtype != torch.bool or candidates.ndim != 2:
             raise ValueError(f"candidates must be bool [N, C], not {candidates.dtype} {tuple(candidates.shape)}")
         if weights_after not in ("value", "uniform", "1/C"):
             raise ValueError(f"weights_after must be 'value', 'uniform' or '1/C', not {weights_after!r}")
-        self.candidates, self.tau, self.swap, self.weights_after = candidates, tau, swap, weights_after
+        self.candidates, self.tau, self.strict = candidates, tau, strict
+        self.swap, self.weights_after = swap, weights_after
         self.epoch = CorrectionEpoch(window or max(10, epochs // 10), rule, e0)
         n, device = len(candidates), candidates.device
         self.corrected_at = torch.zeros(n, dtype=torch.int32, device=device)  # epoch of the latest correction
@@ -187,7 +193,7 @@ class IRNet:
     ) -> tuple[Tensor, Tensor]:
         """Algorithm 1's second loop for one batch: index [B], views = [f(x), f(z_1), ...] -> (flagged, label)."""
         old = self.candidates[index]
-        flagged, label = detect(views, old, self.tau)
+        flagged, label = detect(views, old, self.tau, self.strict)
         drop = least_likely(views[0], old) if self.swap else None
         new = correct(old, flagged, label, drop)
         self.candidates[index] = new

@@ -158,6 +158,8 @@ class Base:
     """A base without label weights. loss() returns the loss and f(x), the probabilities that Eq. 4 reads."""
 
     views = "w"  # the views that loss() wants: w weak, s strong
+    mixes = False  # whether it mixes the images of a batch
+    starts = 1  # the first epoch in which it is itself
     weights: Tensor | None = None
     kept: tuple[str, ...] = ("weights",)  # what a checkpoint holds
 
@@ -172,8 +174,13 @@ class Base:
         raise NotImplementedError
 
     def probabilities(self, network, view: Tensor) -> Tensor:
-        """f(z) of an extra view, for Eqs. 11 and 12. Ask before loss(), which moves PiCO's prototypes."""
+        """f(z): what Eq. 4 reads, of images that are not trained on."""
         return network.peek(view).float().softmax(1)
+
+    def look(self, network, view: Tensor, recorded: bool = False) -> Tensor:
+        """f(z) of an extra view, for Eqs. 11 and 12, as loss() has seen f(x). recorded: batch normalisation by its
+        recorded statistics, for views of a part of the batch."""
+        return network.peek(view, recorded).float().softmax(1)
 
     def after_step(self, network, views: list[Tensor], index: Tensor, probs: Tensor) -> None:
         """Updates the label weights; probs is f(x) from before the step."""
@@ -203,10 +210,14 @@ class CC(Base):
 
 
 class LOG(Base):
-    """The upper bound of complementary-label learning (Feng et al., 2020a)."""
+    """The upper bound of complementary-label learning (Feng et al., 2020a). as_released: without its factor, i.e. CC."""
+
+    def __init__(self, candidates, as_released: bool = False):
+        super().__init__(candidates)
+        self.function = cc if as_released else log
 
     def objective(self, logits, index):
-        return log(logits, self.candidates[index])
+        return self.function(logits, self.candidates[index])
 
 
 class PRODEN(Base):
@@ -224,10 +235,16 @@ class PRODEN(Base):
 
 
 class RC(PRODEN):
-    """Risk-consistent (Feng et al., 2020b): PRODEN's loss, w from a second forward pass after the step."""
+    """Risk-consistent (Feng et al., 2020b): PRODEN's loss, w from a second forward pass after the step. as_released:
+    from the one before it, i.e. PRODEN."""
+
+    def __init__(self, candidates, as_released: bool = False):
+        super().__init__(candidates)
+        self.as_released = as_released
 
     def after_step(self, network, views, index, probs):
-        super().after_step(network, views, index, self.probabilities(network, views[0]))
+        probs = probs if self.as_released else self.probabilities(network, views[0])
+        super().after_step(network, views, index, probs)
 
 
 class LWC(Base):
@@ -263,6 +280,9 @@ class PiCO(Base):
         super().__init__(candidates)
         self.weights = uniform_weights(candidates)
         self.proto_start, self.contrast, self.f = proto_start, contrast, f
+        self.starts = proto_start
+        self.newest = False  # whether the extra views see the prototypes that x has moved, as in the release
+        self.seen: Tensor | None = None  # the prototypes that f(x) has seen
         self.classifier_loss = {"ce": weighted_ce, "sce": self._sce}[classifier_loss]
         self.epoch, self.phi, self.phi_range = 1, 0.99, phi
 
@@ -274,15 +294,15 @@ class PiCO(Base):
         """argmax_{j in S} f_j."""
         return probs.masked_fill(~candidates, -math.inf).argmax(1)
 
-    def prototype_probabilities(self, network, q: Tensor) -> Tensor:
-        return network.prototype_probabilities(q, network.prototypes)
+    def prototype_probabilities(self, network, q: Tensor, prototypes: Tensor) -> Tensor:
+        return network.prototype_probabilities(q, prototypes)
 
     def loss(self, network, views, index):
         candidates = self.candidates[index]
         logits, q = network.embed(views[0])  # [B, C], [B, d]
         with torch.no_grad():
-            p = logits.float().softmax(1)
-            c = self.prototype_probabilities(network, q)  # [B, C], with the prototypes that the views of x see
+            p, self.seen = logits.float().softmax(1), network.prototypes
+            c = self.prototype_probabilities(network, q, self.seen)  # [B, C]
             pseudo = self.best(p, candidates)
             network.update_prototypes(q, pseudo)
             k = network.keys(views[1])  # after moving the key encoder
@@ -297,10 +317,17 @@ class PiCO(Base):
         return loss, c if self.f == "prototype" else p
 
     def probabilities(self, network, view):
-        logits, q = network.peek_embedding(view)
+        return self._f(network, network.peek_embedding(view), network.prototypes)
+
+    def look(self, network, view, recorded=False):
+        prototypes = network.prototypes if self.newest else self.seen
+        return self._f(network, network.peek_embedding(view, recorded), prototypes)
+
+    def _f(self, network, seen: tuple[Tensor, Tensor], prototypes: Tensor) -> Tensor:
+        logits, q = seen
         if self.f == "classifier":
             return logits.float().softmax(1)
-        return self.prototype_probabilities(network, q)
+        return self.prototype_probabilities(network, q, prototypes)
 
     def end_epoch(self, epoch, epochs):
         start, end = self.phi_range

@@ -66,6 +66,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
+        self.records = False  # whether batch normalisation records extra views, as in the release
         self.backbone, width = BACKBONES[arch](channels, size)
         self.classifier = nn.Linear(width, num_classes)
         if embedding:  # PiCO's projection head: width-width-d
@@ -86,23 +87,27 @@ class Encoder(nn.Module):
         return self.classifier(features), F.normalize(self.head(features).float(), dim=1)
 
     @torch.no_grad()
-    def peek(self, images: Tensor) -> Tensor:
-        """The forward pass of an extra view: batch statistics, running statistics untouched."""
-        with running_statistics_frozen(self):
+    def peek(self, images: Tensor, recorded: bool = False) -> Tensor:
+        """The forward pass of an extra view: running statistics untouched."""
+        with running_statistics_frozen(self, recorded):
             return self(images)
 
 
 @contextmanager
-def running_statistics_frozen(module: nn.Module):
-    """Batch normalisation still uses the batch's statistics in training mode, but does not record them."""
+def running_statistics_frozen(module: nn.Module, recorded: bool = False):
+    """In training mode batch normalisation still uses the batch's statistics, but does not record them; or uses the
+    `recorded` ones, where the batch is only a part of one."""
     norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    norms = [] if module.records else norms
+    training = module.training
     try:
         for norm in norms:
-            norm.track_running_stats = not norm.training  # evaluation keeps using what was recorded
+            norm.track_running_stats = recorded or not training  # evaluation keeps using what was recorded
+            norm.training = training and not recorded
         yield
     finally:
         for norm in norms:
-            norm.track_running_stats = True
+            norm.track_running_stats, norm.training = True, training
 
 
 # ------------------------------------------------------------------ PiCO
@@ -137,8 +142,8 @@ class PiCO(nn.Module):
         return self.query.embed(images)
 
     @torch.no_grad()
-    def peek_embedding(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        with running_statistics_frozen(self.query):
+    def peek_embedding(self, images: Tensor, recorded: bool = False) -> tuple[Tensor, Tensor]:
+        with running_statistics_frozen(self.query, recorded):
             return self.query.embed(images)
 
     def prototype_probabilities(self, q: Tensor, prototypes: Tensor, temperature: float = 1.0) -> Tensor:
@@ -228,6 +233,13 @@ def classifier_state(network: nn.Module) -> dict[str, Tensor]:
     """The plain state_dict of what predicts: of PiCO's networks, the query encoder without its projection head."""
     encoder = getattr(network, "query", network)
     return {name: value.cpu() for name, value in encoder.state_dict().items() if not name.startswith("head.")}
+
+
+def record_views(network: nn.Module) -> None:
+    """As the release: batch normalisation records the extra views too."""
+    for encoder in network.modules():
+        if isinstance(encoder, Encoder):
+            encoder.records = True
 
 
 def compile_backbones(network: nn.Module) -> None:

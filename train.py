@@ -41,12 +41,16 @@ class Learner:
     optimizer: torch.optim.Optimizer
     views: data.ImageViews | data.FeatureViews
     extra: str  # the extra views of Eqs. 11 and 12: a letter each, w weak, s strong
+    share: float  # of a batch, that is looked at under them: the samples of the smallest margins
+    always: bool  # whether all are, in every epoch, as the release does
+    batch_size: int
     device: torch.device
-    bf16: bool = False
+    precision: torch.dtype | None  # of the networks' passes; None: fp32
+    scaler: torch.amp.GradScaler  # of fp16's gradients; does nothing otherwise
 
     def autocast(self):
         """Weights are cast for every pass: a copy kept from one without gradients would get none in the next."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False)
+        return torch.autocast(self.device.type, self.precision, enabled=bool(self.precision), cache_enabled=False)
 
 
 def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
@@ -59,39 +63,57 @@ def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
 
     # The candidate sets and the held-out part are drawn on the host: the same on every device.
     seeded = torch.Generator().manual_seed(c.seed)
-    before = data.candidate_sets(dataset, c.q, c.eta, seeded)
+    before = data.candidate_sets(dataset, c.q, c.eta, seeded, c.dataset)
     held = 0 if c.val == "test" else max(1, round(n * (0.1 if n < 5000 else 0.05)))
     if c.batch_size > n - held:
         raise InputError(f"--batch-size {c.batch_size} is more than the {n - held} training images: lower it")
     samples = data.Samples(dataset, before, held, seeded, device, on_host=c.data_device == "host")
 
     # torch's generator makes the weights; one on the device draws all the rest.
-    torch.manual_seed(c.seed)
-    generator = torch.Generator(device).manual_seed(c.seed)
+    torch.manual_seed(ranks.stream(c.seed, 1))
+    generator = torch.Generator(device).manual_seed(ranks.stream(c.seed, 2))
     shape = dict(arch=c.arch, pair=c.base == "dividemix") | dataset.shape
     queue = dict(queue_size=c.queue, key_momentum=c.key_momentum, prototype_momentum=c.prototype_momentum)
     network = models.build(**shape, pico=queue if c.base in options.PICO_FAMILY else None).to(device)
     base = make_base(c, dataset, samples.candidates, generator, seeded)
-    e0, after = None if c.e0 == "auto" else int(c.e0), dict(swap=c.swap, weights_after=c.weights_after)
-    refine = irnet.IRNet(samples.candidates, c.tau, c.epochs, rule=c.e0_rule, window=c.window, e0=e0, **after)
+    e0 = dict(rule=c.e0_rule, window=c.window, e0=None if c.e0 == "auto" else int(c.e0))
+    how = dict(swap=c.swap, weights_after=c.weights_after, strict=c.strict)
+    refine = irnet.IRNet(samples.candidates, c.tau, c.epochs, **e0, **how)
+    if c.record_views:
+        models.record_views(network)
+        base.newest = True
+    precision = ranks.find_precision(c.amp, c.device)
+    half = precision == torch.float16
     trained = [p for p in network.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(trained, c.lr, momentum=0.9, weight_decay=c.weight_decay, foreach=True)
+    sgd = dict(momentum=0.9, weight_decay=c.weight_decay, **{"fused" if half else "foreach": True})
+    optimizer = torch.optim.SGD(trained, c.lr, **sgd)
+    torch.backends.cudnn.benchmark = True  # the shapes of a run's batches stay the same
     if c.compile:
         augment.compile_operations()
         models.compile_backbones(network)
-    views = data.ImageViews(generator, crop=c.crop, flip=c.flip)
+    part = (lambda rows: slice(None)) if base.mixes else ranks.part
+    views = data.ImageViews(generator, part, crop=c.crop, flip=c.flip)
     if dataset.features:
-        views = data.FeatureViews(generator, c.feature_noise, dataset.std)
-    native = c.device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    bf16, extra = c.amp == "bf16" or c.amp == "auto" and native, "" if c.views == "none" else c.views
-    return Learner(ranks.spread(network), shape, base, refine, optimizer, views, extra, device, bf16), samples
+        views = data.FeatureViews(generator, c.feature_noise, dataset.std, part)
+    return Learner(
+        ranks.spread(network, parts=not base.mixes), shape, base, refine, optimizer, views,
+        extra="" if c.views == "none" else c.views,
+        share=1.0 if c.views_all else c.views_share,
+        always=c.record_views,
+        batch_size=c.batch_size,
+        device=device,
+        precision=precision,
+        scaler=torch.amp.GradScaler(device.type, enabled=half),
+    ), samples  # fmt: skip
 
 
 def make_base(c, dataset: data.Dataset, candidates: Tensor, generator, seeded) -> losses.Base:
     """One of the six, or one of the paper's other methods."""
     pico = dict(proto_start=c.proto_start, classifier_loss=c.classifier_loss, phi=tuple(c.phi), f=c.f)
     if c.base in losses.BASES:
-        return losses.BASES[c.base](candidates, **{"lwc": dict(beta=c.beta), "pico": pico}.get(c.base, {}))
+        more = {"lwc": dict(beta=c.beta), "pico": pico}
+        more |= dict.fromkeys(("log", "rc"), dict(as_released=c.variant == "released"))
+        return losses.BASES[c.base](candidates, **more.get(c.base, {}))
     from paper import baselines
 
     return baselines.make(c, dataset, candidates, pico, generator, seeded)
@@ -101,11 +123,12 @@ def make_base(c, dataset: data.Dataset, candidates: Tensor, generator, seeded) -
 
 
 @torch.no_grad()
-def evaluate(learner: Learner, function: Callable, images: Tensor) -> Tensor:
-    """function(plain images or features) batch by batch, in evaluation mode; stays on the device."""
+def evaluate(learner: Learner, function: Callable, images: Tensor, place: str | None = None) -> Tensor:
+    """function(plain images or features) batch by batch, in evaluation mode -> on `place`, else on the device."""
     learner.network.eval()
     with learner.autocast():
-        found = [function(learner.views.plain(part.to(learner.device))) for part in images.split(500)]
+        parts = (learner.views.plain(part.to(learner.device)) for part in images.split(learner.batch_size))
+        found = [function(part).to(place or learner.device) for part in parts]
     learner.network.train()
     return torch.cat(found)
 
@@ -125,11 +148,11 @@ def logits_of(learner: Learner, images: Tensor, name: str = "") -> Tensor:
     return evaluate(learner, lambda x: network(x).float(), images)
 
 
-def probabilities(learner: Learner, images: Tensor) -> tuple[Tensor, Tensor]:
+def probabilities(learner: Learner, images: Tensor, place: str | None = None) -> tuple[Tensor, Tensor]:
     """The classifier's [N, C], and the f of Eq. 4 [N, C]."""
     network, base = learner.network, learner.base
     both = lambda x: torch.stack([network(x).float().softmax(1), base.probabilities(network, x)], 1)  # noqa: E731
-    return evaluate(learner, both, images).unbind(1)
+    return evaluate(learner, both, images, place).unbind(1)
 
 
 def validation_score(logits: Tensor, candidates: Tensor) -> float:
@@ -149,27 +172,38 @@ def cosine(lr: float, epoch: int, epochs: int) -> float:
 
 def train_step(learner: Learner, index: Tensor, x: Tensor, labels: Tensor, correcting: bool) -> tuple[Tensor, ...]:
     """One mini-batch, index [B] and images x -> the loss, Eq. 4's tau [B], six counts. Reads nothing back."""
-    network, base, refine, view = learner.network, learner.base, learner.refine, learner.views.view
-    views = [view(kind, x) for kind in base.views]
-    augmented = [view(kind, x) for kind in learner.extra] if correcting else []  # A(x)
+    network, base, refine, optimizer = learner.network, learner.base, learner.refine, learner.optimizer
+    views = [learner.views.view(kind, x) for kind in base.views]
     with learner.autocast():
-        # f(z) for every z in A(x), once correcting; first, while the memory of f(x)'s gradients is still free
-        f_z = [base.probabilities(network, z) for z in augmented]
         loss, f_x = base.loss(network, views, index)
-    learner.optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # Alg. 1: train the predictive model f on B_t
-    learner.optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    learner.scaler.scale(loss).backward()  # Alg. 1: train the predictive model f on B_t
+    candidates = refine.candidates[index]
+    tau = irnet.margin(f_x, candidates)
+    if correcting or learner.always:  # f(z) for every z in A(x), by the network that gave f(x)
+        near, f_z = look_again(learner, x, tau)
+    learner.scaler.step(optimizer)
+    learner.scaler.update()
     with learner.autocast():
         base.after_step(network, views, index, f_x)
 
-    candidates = refine.candidates[index]
-    tau = irnet.margin(f_x, candidates)
     counts = irnet.hits(f_x, candidates, labels)  # the sums of Eqs. 7 and 8, for reporting
     corrections = counts.new_zeros(2)
     if correcting:  # Alg. 1: where Eqs. 10-12 hold, move the predicted label into S
-        flagged, label = refine.correct(index, [f_x, *f_z], base.weights)
-        corrections = torch.stack([flagged, flagged & (label == labels)]).sum(1)
+        flagged, label = refine.correct(index[near], [f_x[near], *f_z], base.weights)
+        corrections = torch.stack([flagged, flagged & (label == labels[near])]).sum(1)
     return loss.detach(), tau, torch.cat([counts, corrections])
+
+
+def look_again(learner: Learner, x: Tensor, tau: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Which samples of the batch are looked at under augmentation, and their f(z). Only those that meet Eq. 10 can be
+    corrected: the smallest margins. Those that find no room have their turn in another epoch."""
+    room = min(len(x), ranks.size() * math.ceil(learner.share * len(x) / ranks.size()))
+    whole = room == len(x)
+    near = torch.arange(len(x), device=x.device) if whole else tau.topk(room, largest=False).indices
+    augmented = [learner.views.view(kind, x if whole else x[near]) for kind in learner.extra]  # A(x)
+    with learner.autocast():
+        return near, [learner.base.look(learner.network, z, recorded=not whole) for z in augmented]
 
 
 def train_epoch(
@@ -308,19 +342,20 @@ def finish(c, run, dataset, samples, learner: Learner, rows: list[dict], histogr
     refine, own = learner.refine, c.dataset not in options.PRESETS
     noise_before = irnet.noise_level(samples.before, dataset.labels) if dataset.truth_known else math.nan
     summary = results.summarise(c, rows, refine.e0, refine.tau, noise_before)
-    p, f = probabilities(learner, samples.images)
+    p, f = probabilities(learner, samples.images, "cpu")
     if dataset.scored:
-        p, f = (torch.cat(pair) for pair in zip((p, f), probabilities(learner, samples.test_images), strict=True))
+        aside = probabilities(learner, samples.test_images, "cpu")
+        p, f = (torch.cat(pair) for pair in zip((p, f), aside, strict=True))
     if ranks.first():
         after = [t.cpu() for t in (samples.candidates, refine.corrected_at, refine.corrected_to)]
         kept = dict(zip(("after", "corrected_at", "label"), after, strict=True))
         run.results(models.classifier_state(learner.network), before=samples.before, truth=dataset.labels, **kept)
-        table = crowd.labels_csv(dataset, crowd.Outcome(samples.before, *after, p.cpu(), f.cpu(), c.tau))
+        table = crowd.labels_csv(dataset, crowd.Outcome(samples.before, *after, p, f, c.tau))
         run.text("labels.csv", table)
         run.finish(summary)
         name = run.folder.resolve().name
         if own:
-            run.page("review.html", lambda: crowd.review(table, dataset, p.cpu(), c.dataset, name))
+            run.page("review.html", lambda: crowd.review(table, dataset, p, c.dataset, name))
         run.page("report.html", lambda: results.report_page(c, name, rows, summary, histograms, dataset))
     screen.closing(c, summary, run.folder)
 

@@ -39,6 +39,7 @@ def load(
     if given.x_test is None:
         set_aside(d, path, reliability)
     if d.images.is_floating_point():
+        d.images, d.test_images = d.images.to("cpu"), d.test_images.to("cpu")
         std = d.images.std(0).flatten()
         d.mean, d.std = tuple(d.images.mean(0).flatten().tolist()), tuple(torch.where(std > 0, std, 1.0).tolist())
         return d
@@ -87,9 +88,7 @@ def set_aside(d: Dataset, path: Path, reliability: float) -> None:
     labels = d.labels[chosen]
     single = bool((counted[chosen].sum(1) == 1).all() and (labels < 0).any())
     d.scored = Scored(d.candidates[chosen], share[chosen], labels, votes.pick(d.files, chosen), single)
-    d.test_images, d.test_labels = (
-        d.images[chosen],
-        torch.where(labels < 0, counted[chosen].int().argmax(1), labels),
-    )
-    d.images, d.labels, d.candidates = d.images[rest], d.labels[rest], d.candidates[rest]
+    d.test_labels = torch.where(labels < 0, counted[chosen].int().argmax(1), labels)
+    d.test_images, d.images = data.Rows(d.images, chosen), data.Rows(d.images, rest.argwhere()[:, 0])
+    d.labels, d.candidates = d.labels[rest], d.candidates[rest]
     d.votes, d.files = None if d.votes is None else d.votes[rest], votes.pick(d.files, rest.argwhere()[:, 0])

@@ -153,6 +153,7 @@ def review_again(folder: Path, path: str | None = None, root: str = "data") -> s
 
 def suspicious(table: str) -> tuple[list[dict], list[str], int, int]:
     """The first hundred rows of labels.csv, their samples' names; of how many, and how many are flagged."""
+    csv.field_size_limit(2**31 - 1)  # a set of ten thousand names is a long field
     rows = list(csv.DictReader(io.StringIO(table, newline="")))
     key, flagged = next(iter(rows[0])), sum(row["flagged"] == "yes" for row in rows)
     return rows[:100], [row.pop(key) for row in rows[:100]], len(rows), flagged

@@ -14,7 +14,7 @@ import torch
 from harness import InputError
 
 DIGEST = 32  # bytes at the end of a checkpoint
-PARTS = ("network", "optimizer", "base", "refine")
+PARTS = ("network", "optimizer", "base", "refine", "scaler")
 
 
 class Damaged(Exception):
@@ -27,6 +27,15 @@ def pack(state: dict) -> bytearray:
     torch.save(state, buffer)
     buffer.write(_digest(buffer.getbuffer()))
     return buffer.getbuffer()
+
+
+def copied(state):
+    """The same with tensors of its own, on the host."""
+    if torch.is_tensor(state):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, dict):
+        return {key: copied(value) for key, value in state.items()}
+    return [copied(value) for value in state] if isinstance(state, list) else state
 
 
 def unpack(content: bytes) -> dict:
@@ -62,7 +71,7 @@ def restore(state: dict, learner, samples, fingerprint: str) -> tuple[list[dict]
         raise InputError("--resume: the data are not those that the run began with")
     samples.held_out, samples.pool = (state[name].to(learner.device) for name in ("held_out", "pool"))
     for name in PARTS:
-        getattr(learner, name).load_state_dict(state[name])
+        getattr(learner, name).load_state_dict(state.get(name, {}))
     learner.views.generator.set_state(state["generator"].cpu())
     torch.set_rng_state(state["torch_generator"].cpu())
     return json.loads(state["rows"]), json.loads(state.get("histograms", "[]"))

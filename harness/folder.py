@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from harness import InputError, ranks
-from harness.checkpoint import Damaged, pack, unpack
+from harness.checkpoint import Damaged, copied, pack, unpack
 from harness.ranks import say
 
 try:
@@ -61,7 +61,7 @@ class Run:
     def __init__(self, folder: Path, named: bool):
         self.folder, self.named = Path(folder), named  # named: by the user
         self.saved = 0  # epochs in the checkpoint on the disk
-        self._waiting: tuple[int, bytearray] | None = None  # a later one that is not there yet
+        self._waiting: tuple[int, dict] | None = None  # a later one that is not there yet
         self._damaged: list[Path] = []
         self._lock = self._fresh = None
 
@@ -155,8 +155,8 @@ class Run:
 
     @staticmethod
     def _differs(had: dict, config: dict) -> str | None:
-        """The first option that is not as it was."""
-        return next((key for key, value in config.items() if had.get(key) != value), None)
+        """The first option that is not as it was; a run of an older version may not know them all."""
+        return next((key for key, value in config.items() if had.get(key, value) != value), None)
 
     def _same(self, had: dict, config: dict) -> None:
         key = self._differs(had, config)
@@ -203,8 +203,8 @@ class Run:
             for path in self._damaged:
                 path.replace(path.with_suffix(".damaged"))
             if not rows:
-                for name in FILES:
-                    (self.folder / name).unlink(missing_ok=True)
+                for path in [*map(self.folder.joinpath, FILES), *self.folder.glob("snapshot-*.npz")]:
+                    path.unlink(missing_ok=True)
         except OSError as error:
             raise InputError(f"cannot write to {self.folder}: {error.strerror}; name another with --out") from None
         self._write("config.json", (json.dumps(config, indent=2) + "\n").encode())
@@ -298,15 +298,16 @@ class Run:
         return WriteError(f"cannot write {self.folder / name}: {error.strerror}; {kept}: mend that, then {go_on}")
 
     def save(self, state: dict, epoch: int, now: bool) -> None:
-        """Takes the state after `epoch`; on the disk `now`, or with a later one, or when the run is stopped."""
-        self._waiting = (epoch, pack(state))
+        """Takes the state after `epoch`; on the disk `now`, or with a later one, or when the run is stopped: until
+        then a copy of it waits, and costs no more than copying."""
+        self._waiting = (epoch, state if now else copied(state))
         if now:
             self.flush()
 
     def flush(self) -> None:
         if self._waiting:
-            epoch, content = self._waiting
-            self._write("checkpoint.pt", content)
+            epoch, state = self._waiting
+            self._write("checkpoint.pt", pack(state))
             self.saved, self._waiting = epoch, None
 
     def snapshot(self, epoch: int, **tensors: torch.Tensor) -> None:

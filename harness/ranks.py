@@ -45,12 +45,26 @@ def say(line: str, stream=None) -> None:
 
 
 def find_device(wanted: str) -> str:
+    """auto: a card if there is one. Apple's MPS only when asked for: nobody has run it there."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if wanted == "auto":
-        return next(device for device in there if there[device])
+        return "cuda" if there["cuda"] else "cpu"
     if not there[wanted]:
         raise InputError(f"--device {wanted}: torch finds no such device here; use --device auto")
     return wanted
+
+
+def find_precision(wanted: str, device: str) -> torch.dtype | None:
+    """What the networks compute in beside fp32. auto: bf16 on a card that has it, else fp16 (with a scaler)."""
+    if wanted == "auto":
+        native = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        wanted = "off" if device != "cuda" else "bf16" if native else "fp16"
+    return dict(bf16=torch.bfloat16, fp16=torch.float16, off=None)[wanted]
+
+
+def stream(seed: int, number: int) -> int:
+    """Another seed for each of a run's generators, so that no two draw the same numbers."""
+    return (seed + number * 0x9E3779B97F4A7C15) % 2**63
 
 
 def start(device: str, batch_size: int) -> None:
@@ -135,47 +149,60 @@ def same_everywhere(candidates: Tensor) -> bool:
 # ------------------------------------------------------------------ the network, over all ranks
 
 
-def spread(network: nn.Module):
+def spread(network: nn.Module, parts: bool):
     """The network over all ranks; as it is where there is one."""
     if size() == 1:
         return network
     if hasattr(network, "two"):
         raise InputError("--base dividemix: its two networks train in one process only")
-    return Spread(network)
+    return Spread(network, parts)
+
+
+def part(rows: int) -> slice:
+    """This rank's rows of a batch."""
+    share = -(-rows // size())
+    return slice(rank() * share, (rank() + 1) * share) if size() > 1 else slice(None)
 
 
 class Spread:
-    """A network that takes the whole batch and returns what the whole batch gives; each rank runs its part."""
+    """A network that returns what the whole batch gives; each rank runs its part. In training it is given this
+    rank's part alone (`parts`) or the whole batch, in evaluation the whole batch."""
 
-    def __init__(self, network: nn.Module):
+    def __init__(self, network: nn.Module, parts: bool):
         synchronise(network)
-        self._network = network
+        self._network, self._parts = network, parts
         encoder = _Passes(getattr(network, "query", network))
-        named = inspect.signature(
-            DistributedDataParallel
-        ).parameters  # the option has a new name from torch 2.14 on
+        # the option has a new name from torch 2.14 on
+        named = inspect.signature(DistributedDataParallel).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in named else "broadcast_buffers"
         self._trained = DistributedDataParallel(encoder, **{buffers: False})  # the same everywhere already
 
     def __getattr__(self, name: str):
         return getattr(self._network, name)
 
+    def _run(self, function: Callable, images: Tensor, *more):
+        """function(this rank's part), gathered."""
+        ready = self._parts and self._network.training
+        rows, mine = (len(images) * size(), images) if ready else (len(images), own(images))
+        out = function(mine, *more)
+        return tuple(gather(o, rows) for o in out) if isinstance(out, tuple) else gather(out, rows)
+
     def __call__(self, images: Tensor) -> Tensor:
         if torch.is_grad_enabled():
-            return gather(self._trained(own(images), "forward"), len(images))
-        return gather(self._network(own(images)), len(images))
+            return self._run(self._trained, images, "forward")
+        return self._run(self._network, images)
 
     def embed(self, images: Tensor) -> tuple[Tensor, ...]:
-        return tuple(gather(out, len(images)) for out in self._trained(own(images), "embed"))
+        return self._run(self._trained, images, "embed")
 
-    def peek(self, images: Tensor) -> Tensor:
-        return gather(self._network.peek(own(images)), len(images))
+    def peek(self, images: Tensor, recorded: bool = False) -> Tensor:
+        return self._run(self._network.peek, images, recorded)
 
-    def peek_embedding(self, images: Tensor) -> tuple[Tensor, ...]:
-        return tuple(gather(out, len(images)) for out in self._network.peek_embedding(own(images)))
+    def peek_embedding(self, images: Tensor, recorded: bool = False) -> tuple[Tensor, ...]:
+        return self._run(self._network.peek_embedding, images, recorded)
 
     def keys(self, images: Tensor) -> Tensor:
-        return gather(self._network.keys(own(images)), len(images))
+        return self._run(self._network.keys, images)
 
 
 class _Passes(nn.Module):
@@ -191,14 +218,13 @@ class _Passes(nn.Module):
 
 def own(batch: Tensor) -> Tensor:
     """This rank's part; in evaluation the last ones are filled up, so that all are of one size."""
-    share = -(-len(batch) // size())
-    part = batch[rank() * share : (rank() + 1) * share]
-    missing = share - len(part)
-    return torch.cat([part, batch[:1].expand(missing, *batch.shape[1:])]) if missing else part
+    mine = batch[part(len(batch))]
+    missing = -(-len(batch) // size()) - len(mine)
+    return torch.cat([mine, batch[:1].expand(missing, *batch.shape[1:])]) if missing else mine
 
 
-def gather(part: Tensor, rows: int) -> Tensor:
-    return _Gather.apply(part)[:rows]
+def gather(mine: Tensor, rows: int) -> Tensor:
+    return _Gather.apply(mine)[:rows]
 
 
 class _Gather(torch.autograd.Function):

@@ -131,7 +131,9 @@ class Screen:
         million = sum(p.numel() for p in learner.network.parameters()) / 1e6
         encoders = "two encoders" if c.base in (*PICO_FAMILY, "dividemix") else "one encoder"
         threads = f" ({count} thread{'s' * (count > 1)})" if c.device == "cpu" else ""
-        precision = (", bf16" if learner.bf16 else "") + (f", {ranks.size()} ranks" if ranks.size() > 1 else "")
+        precision = (f", {str(learner.precision)[6:]}" if learner.precision else "") + (
+            f", {ranks.size()} ranks" if ranks.size() > 1 else ""
+        )
         watched = learner.refine.epoch
         rule = f"found by the {c.e0_rule} rule, window {watched.window}" if c.e0 == "auto" else c.e0
         curve = f"{len(samples.held_out)} held-out samples"
@@ -149,9 +151,12 @@ class Screen:
         self.say(f"  plan     {c.epochs} epochs of {self.steps} steps of {c.batch_size}; {what}")
         self.say(f"  e0       {rule}; the curve is from {curve}")
         if watched.earliest >= c.epochs and not c.no_irnet:
-            self.say(
-                "           too few epochs to find it, so nothing will be corrected: --e0 N or a smaller --window"
-            )
+            self.say("           too few epochs to find it, so nothing will be corrected: --e0 N, or more --epochs")
+        if learner.base.starts > c.epochs:
+            begins = f"{title(c.base)} only begins in epoch {learner.base.starts}"
+            self.say(f"  note     {begins}, after the end of this run: more --epochs, or a smaller --proto-start")
+        if c.device == "mps":
+            self.say("  note     nobody has run this on MPS yet; compare with --device cpu")
         self.say(f"  files    {folder}" + (f"; going on after epoch {done}" if done else ""))
         if self.truth_known:
             self.say(

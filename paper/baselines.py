@@ -92,12 +92,14 @@ class PiCOPlus(PiCO):
     """
 
     kept = (*PiCO.kept, "distance", "reliable", "queue_reliable", "nearest")
+    mixes = True
 
     def __init__(self, candidates, generator=None, queue_size=8192, pure=0.6, neighbours=16, start=5, **options):
         super().__init__(candidates, **options)
         n, device = len(candidates), candidates.device
         self.generator, self.pure, self.neighbours = generator, pure, neighbours
         self.start, self.nearest = max(1, start), False  # first epoch of reliability; whether neighbours count
+        self.starts = self.start
         self.distance = torch.full((n,), math.inf, device=device)  # of those not yet trained on
         self.reliable = torch.ones(n, dtype=torch.bool, device=device)
         self.queue_reliable = torch.zeros(queue_size, dtype=torch.bool, device=device)
@@ -116,8 +118,8 @@ class PiCOPlus(PiCO):
             k = network.keys(views[1])
         log_prob, itself = log_contrast(q, k, network.queue)
         own_key = itself.roll(len(q), 1)  # the column of i's own key
-        if self.epoch < self.start:  # MoCo and cross entropy
-            loss = weighted_ce(logits, self.weights[index]) - 0.5 * (log_prob * own_key).sum(1).mean()
+        if self.epoch < self.start:  # MoCo, which contrasts with the queue alone, and cross entropy
+            loss = weighted_ce(logits, self.weights[index]) + 0.5 * moco(q, k, network.queue)
         else:
             with torch.no_grad():
                 target = F.one_hot(self.best(c, candidates), c.shape[1]).float()
@@ -128,7 +130,8 @@ class PiCOPlus(PiCO):
                 positive = everything & reliable[:, None] & columns | own_key
                 rows = torch.ones(len(q), device=q.device)
                 if self.nearest:
-                    near = log_prob.masked_fill(itself, -math.inf).topk(self.neighbours, 1).indices
+                    # the release counts the sample itself among its k nearest, then leaves it out
+                    near = log_prob.masked_fill(itself, -math.inf).topk(self.neighbours - 1, 1).indices
                     near = torch.zeros_like(itself).scatter(1, near, True)
                     positive = torch.where(reliable[:, None], positive, near | own_key)
                     rows = torch.where(reliable, 0.5, 0.1)
@@ -150,6 +153,14 @@ class PiCOPlus(PiCO):
         if self.epoch >= self.start:
             closest = self.distance.argsort()[: int(self.pure * self.distance.isfinite().sum())]
             self.reliable = torch.zeros_like(self.reliable).index_fill_(0, closest, True)
+
+
+def moco(q: Tensor, k: Tensor, queue: Tensor, temperature: float = 0.07) -> Tensor:
+    """-log( exp(q_i.k_i/T) / (exp(q_i.k_i/T) + sum_{a in queue} exp(q_i.k_a/T)) ), the mean over i."""
+    with torch.autocast(q.device.type, enabled=False):
+        q, k = q.float(), k.float()
+        similarity = torch.cat([(q * k).sum(1, keepdim=True), q @ queue.float().T], 1) / temperature  # [B, 1+Q]
+    return -similarity.log_softmax(1)[:, 0].mean()
 
 
 class ALIM(PiCO):
@@ -175,8 +186,8 @@ class ALIM(PiCO):
         self.margins.append(inside.amax(1) / (outside.amax(1) + 1e-9))
         return out
 
-    def prototype_probabilities(self, network, q):
-        return network.prototype_probabilities(q, network.prototypes, 0.07)
+    def prototype_probabilities(self, network, q, prototypes):
+        return network.prototype_probabilities(q, prototypes, 0.07)
 
     def end_epoch(self, epoch, epochs):
         super().end_epoch(epoch, epochs)
@@ -200,10 +211,11 @@ class DivideMix(Base):
     kept = ("labels",)
     unlabelled_weight, temperature = 25.0, 0.5
 
-    def __init__(self, candidates: Tensor, labels: Tensor, generator: Generator | None = None, epochs: int = 300):
+    def __init__(self, candidates: Tensor, labels: Tensor, generator: Generator | None = None, epochs=300, warm=10):
         super().__init__(candidates)
         self.labels, self.generator = labels, generator
-        self.warm_up, self.ramp_length = warm_up(10, epochs), warm_up(16, epochs)
+        self.warm_up, self.ramp_length = warm_up(warm, epochs), warm_up(16, epochs)
+        self.starts = self.warm_up + 1
         self.clean: Tensor | None = None  # [2, N]: the probability to be clean, by each network
         self.epoch = 1
 
@@ -315,14 +327,14 @@ METHODS |= {"plcr": PLCR, "pico+": PiCOPlus, "alim": ALIM, "supervised": Supervi
 
 def make(c, dataset, candidates: Tensor, pico: dict, generator: Generator, seeded: Generator) -> Base:
     """The method that --base names, with its options; pico: those of PiCO; seeded: draws the same everywhere."""
-    start, near = (50, 5) if c.dataset == "cifar100" else (5, 16)  # as published
+    start, near, warm = (50, 5, 30) if c.dataset == "cifar100" else (5, 16, 10)  # as published
     plus = dict(start=max(2, warm_up(start, c.epochs)), neighbours=near, queue_size=c.queue, generator=generator)
     options = {"pico+": pico | plus, "alim": pico | dict(eta=c.eta)}
     options |= dict.fromkeys(("mae", "mse", "sce"), dict(form=c.form))
     if c.base in ("supervised", "dividemix"):
         one = one_label(dataset.votes, candidates.cpu(), seeded).to(candidates.device)
         options = dict(supervised=dict(labels=one))
-        options["dividemix"] = dict(labels=one, generator=generator, epochs=c.epochs)
+        options["dividemix"] = dict(labels=one, generator=generator, epochs=c.epochs, warm=warm)
     return METHODS[c.base](candidates, **options.get(c.base, {}))
 
 

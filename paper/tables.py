@@ -194,7 +194,7 @@ def crowd_file(grid) -> Path:
     if grid.scale != "digits":
         path = Path(grid.data or ".") / "rafdb" / "votes.csv"
         if not path.exists():
-            raise InputError(f"table8: there is no {path}; the README shows how it is made from RAF-DB")
+            raise InputError(f"table8: there is no {path}; docs/own-labels.md shows how it is made of RAF-DB")
         return path
     path = grid.folder / "annotated-digits.npz"
     if not path.exists():

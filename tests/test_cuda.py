@@ -4,7 +4,6 @@ Under FakeTensorMode tensors have shapes, types and devices but no data: mixing 
 anything that the host would have to read (.item(), boolean indexing). backward() alone needs a real card.
 """
 
-import argparse
 import warnings
 
 import pytest
@@ -12,12 +11,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import augment
-import baselines
+import data
 import irnet
 import losses
 import models
-import parallel
 import train
+from harness import options, ranks
+from paper import baselines
 
 SHAPES = {"resnet18": (3, 32), "cnn": (1, 28)}
 CLASSES, N, BATCH = 10, 64, 16
@@ -35,30 +35,28 @@ def fake_cuda(monkeypatch):
         torch.set_default_device(None)
 
 
-def setup(base: str, arch: str) -> train.Setup:
-    """train.Setup with everything built on the fake device (modules cannot be moved there)."""
+def setup(base: str, arch: str, extra: str) -> tuple[train.Learner, data.Samples]:
+    """As train.prepare does, with everything built on the fake device (modules cannot be moved there)."""
     channels, size = SHAPES[arch]
-    s = train.Setup.__new__(train.Setup)
-    s.device, s.generator, s.bf16, s.augment, s.on_host, s.noise = torch.device("cuda"), None, True, {}, False, None
-    s.images = torch.zeros(N, channels, size, size, dtype=torch.uint8)
-    s.labels = torch.zeros(N, dtype=torch.long)
-    s.candidates = torch.ones(N, CLASSES, dtype=torch.bool)
-    normal = ((0.5,) * channels,) * 2
-    pico = dict(queue_size=64) if base in baselines.PICO_FAMILY else None
-    s.network = models.build(arch, channels, size, CLASSES, *normal, pico, base == "dividemix")
-    options = {"pico+": dict(queue_size=64, start=1)}
-    options |= dict.fromkeys(("supervised", "dividemix"), dict(labels=s.labels))
-    s.base = baselines.METHODS[base](s.candidates, **options.get(base, {}))
+    images, labels = torch.zeros(N, channels, size, size, dtype=torch.uint8), torch.zeros(N, dtype=torch.long)
+    dataset = data.Dataset("fake", images, labels, images, labels, CLASSES, (0.5,) * channels, (0.5,) * channels)
+    samples = data.Samples(dataset, torch.ones(N, CLASSES, dtype=torch.bool), 8, None, "cuda")
+    shape = dict(arch=arch, pair=base == "dividemix") | dataset.shape
+    network = models.build(**shape, pico=dict(queue_size=64) if base in options.PICO_FAMILY else None)
+    more = {"pico+": dict(queue_size=64, start=1)}
+    more |= dict.fromkeys(("supervised", "dividemix"), dict(labels=samples.labels))
+    method = baselines.METHODS[base](samples.candidates, **more.get(base, {}))
     if base == "dividemix":
-        s.base.clean = torch.zeros(2, N)  # after the warm-up
-    s.base.nearest = True  # PiCO+ in its last stage
-    s.refine = irnet.IRNet(s.candidates, 0.01)
-    trained = [p for p in s.network.parameters() if p.requires_grad]
-    s.optimizer = torch.optim.SGD(trained, 0.1, momentum=0.9, foreach=True)
-    return s
+        method.clean = torch.zeros(2, N)  # after the warm-up
+    method.nearest = True  # PiCO+ in its last stage
+    refine = irnet.IRNet(samples.candidates, 0.01)
+    trained = [p for p in network.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, 0.1, momentum=0.9, foreach=True)
+    views = data.ImageViews()
+    return train.Learner(network, shape, method, refine, optimizer, views, extra, samples.device, True), samples
 
 
-def step(s: train.Setup, monkeypatch, views: str, correcting: bool) -> tuple[torch.Tensor, ...]:
+def step(learner: train.Learner, samples: data.Samples, monkeypatch, correcting: bool) -> tuple[torch.Tensor, ...]:
     """One step; numbers copied from the host in it make the host wait for all that the card has to do."""
     original = torch.tensor
 
@@ -69,9 +67,8 @@ def step(s: train.Setup, monkeypatch, views: str, correcting: bool) -> tuple[tor
 
     monkeypatch.setattr(torch, "tensor", tensor)
     monkeypatch.setattr(torch, "as_tensor", tensor)
-    return train.train_step(
-        s, argparse.Namespace(views=views), *next(s.batches(torch.arange(N), BATCH)), correcting
-    )
+    index, x = next(samples.batches(torch.arange(N), BATCH))
+    return train.train_step(learner, index, x, samples.labels[index], correcting)
 
 
 CASES = [(base, arch, after) for base in losses.BASES for arch in SHAPES for after in (False, True)]
@@ -80,9 +77,9 @@ CASES += [(base, "cnn", True) for base in baselines.METHODS if base not in losse
 
 @pytest.mark.parametrize(("base", "arch", "correcting"), CASES)
 def test_a_whole_step_stays_on_the_device(fake_cuda, base, arch, correcting, monkeypatch):
-    s = setup(base, arch)
-    s.refine.weights_after = "1/C" if arch == "cnn" else "value"
-    loss, tau, counts = step(s, monkeypatch, "ws", correcting)
+    learner, samples = setup(base, arch, "ws")
+    learner.refine.weights_after = "1/C" if arch == "cnn" else "value"
+    loss, tau, counts = step(learner, samples, monkeypatch, correcting)
     assert loss.shape == () and tau.shape == (BATCH,) and counts.shape == (6,)
     assert {t.device.type for t in (loss, tau, counts)} == {"cuda"}
 
@@ -98,17 +95,17 @@ def test_a_whole_step_stays_on_the_device(fake_cuda, base, arch, correcting, mon
     ids=["item", "cpu tensor", "boolean index", "numbers from the host"],
 )
 def test_the_check_catches_what_is_planted(fake_cuda, monkeypatch, plant, complaint):
-    s = setup("proden", "cnn")
+    learner, samples = setup("proden", "cnn", "w")
     original = irnet.hits
     monkeypatch.setattr(irnet, "hits", lambda p, c, y: (plant(p, c), original(p, c, y))[1])
     with pytest.raises(Exception, match=complaint):
-        step(s, monkeypatch, "w", False)
+        step(learner, samples, monkeypatch, False)
 
 
 def test_ranks_on_cards_use_torchs_own_batch_normalisation(fake_cuda):
     network = models.build("resnet18", 3, 32, CLASSES)
     names = list(network.state_dict())
-    parallel.synchronise(network)
+    ranks.synchronise(network)
     norms = [m for m in network.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
     assert len(norms) == 20 and all(isinstance(norm, torch.nn.SyncBatchNorm) for norm in norms)
     assert list(network.state_dict()) == names  # a checkpoint fits any number of ranks

@@ -54,6 +54,7 @@ BAD = [
     (["--image-size", "4"], "--image-size"),
     (["--seed", "-1"], "--seed"),
     (["--seed", "x"], "--seed"),
+    (["--seed", "99999999999999999999"], "--seed"),
     (["--threads", "-2"], "--threads"),
     (["--save-every", "0"], "--save-every"),
     (["--transductive-every", "-1"], "--transductive-every"),
@@ -97,7 +98,7 @@ def test_bad_input_gets_one_line_and_exit_2(argv, named, capfd):
     assert list(Path().iterdir()) == []  # nothing written
 
 
-# ------------------------------------------------------------------ presets
+# ------------------------------------------------------------------ right ones
 
 
 def test_presets_are_the_released_values():
@@ -119,6 +120,45 @@ def test_presets_are_the_released_values():
     assert options.configure([]).arch == "cnn"
 
 
+def test_a_configuration_is_frozen_and_what_is_recorded_of_it_is_json():
+    c = options.configure([])
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        c.lr = 1.0
+    again = dataclasses.replace(c, out="elsewhere", resume=True, lr=0.5)
+    assert again.lr == 0.5 and c.lr != 0.5
+    kept, changed = options.recorded(c), options.recorded(again)
+    assert json.loads(json.dumps(kept)) == kept
+    assert [name for name in kept if kept[name] != changed[name]] == ["lr"]  # where it writes changes no result
+    assert not {"out", "resume", "overwrite", "save_every", "data", "snapshots"} & set(kept)
+
+
+def test_what_was_changed_from_the_preset():
+    assert options.changed(options.configure([])) == {}
+    argv = [
+        "--dataset",
+        "cifar10",
+        "--base",
+        "proden",
+        "--arch",
+        "cnn",
+        "--q",
+        "0.5",
+        "--eta",
+        "0.1",
+        "--seed",
+        "3",
+    ]
+    assert options.changed(options.configure(argv)) == {}
+    more = ["--lr", "0.5", "--views", "ws", "--epochs", "7"]
+    assert options.changed(options.configure([*argv, *more])) == dict(lr=0.5, views="ws", epochs=7)
+
+
+def test_size_is_another_spelling_of_image_size():
+    assert (
+        options.configure(["--size", "16"]).image_size == options.configure(["--image-size", "16"]).image_size == 16
+    )
+
+
 def test_help_shows_every_option_and_the_presets(capsys):
     with pytest.raises(SystemExit) as stop:
         train.main(["--help"])
@@ -128,4 +168,6 @@ def test_help_shows_every_option_and_the_presets(capsys):
         --batch-size --lr --weight-decay --seed --device --limit-train --limit-test --out --resume --compile
         --amp""".split():
         assert name in out, name
+    for name in options.OPTIONS:
+        assert options.flag(name) in out, name
     assert "cifar100" in out and "8192" in out and "0.008" in out

@@ -3,10 +3,10 @@
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -134,7 +134,7 @@ def test_a_failed_run_is_named_and_the_others_go_on(quick, monkeypatch, capsys):
         return folders
 
     monkeypatch.setattr(Grid, "ask", ask)
-    assert paper.main(["table7", "--seeds", "0", "--out", "o", *TINY]) == 1
+    assert paper.main(["table7", "--seeds", "0", "--jobs", "2", "--out", "o", *TINY]) == 1
     err = capsys.readouterr().err
     assert err.count("failed: ") == 1 and "q0.3-eta0.3-swap-seed0" in err and "1 runs failed" in err
     assert len(list(Path("o").rglob("summary.json"))) == 5 and not Path("o/digits/table7.md").exists()
@@ -147,29 +147,65 @@ def test_wrong_options_get_one_line(capsys):
 
 
 def test_stopped_it_goes_on_where_it_was():
-    argv = [sys.executable, "-m", "paper", "table7", "--seeds", "0", "--out", "o"]
-    argv += ["--options", *TOY, "--epochs", "400"]
-    started = subprocess.Popen(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
-    )
-    deadline = time.monotonic() + 60
+    argv = ["table7", "--seeds", "0", "--out", "o", "--options", *TOY, "--epochs", "400"]
+    started = process(paper.main, argv)  # which starts train.py as always
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not list(Path("o").rglob("checkpoint.pt")):
         time.sleep(0.1)
-    started.send_signal(signal.SIGTERM)
-    out, err = started.communicate(timeout=60)
-    assert started.returncode == 130 and "the same command goes on" in err and "Traceback" not in err
+    os.kill(started.pid, signal.SIGTERM)
+    started.join(60)
+    said = Path("log").read_text()
+    assert started.exitcode == 130 and "the same command goes on" in said and "Traceback" not in said
     log = next(Path("o").rglob("*.log")).read_text()
     assert "epochs 1 to" in log and "are kept" in log
 
 
-@pytest.mark.parametrize("name", ["fig2", "fig3", "fig4", "fig5", "fig6", "fig7", "fig8"])
-def test_figures_are_drawn(name, quick):
+@pytest.mark.filterwarnings("ignore:.*paper.__main__.*:RuntimeWarning")
+def test_python_m_paper_is_its_command_line(monkeypatch, capsys):
+    for argv, code in ((["compare", "absent"], 2), (["list", "--out", "o"], 0)):
+        monkeypatch.setattr(sys, "argv", ["paper", *argv])
+        with pytest.raises(SystemExit) as stop:
+            runpy.run_module("paper", run_name="__main__")
+        assert stop.value.code == code
+    out, err = capsys.readouterr()
+    assert err.startswith("error: absent ") and "table2" in out and "fig8" in out and not Path("o").exists()
+
+
+@pytest.fixture
+def copied(monkeypatch):
+    """Every run of a grid is a copy of one: what is tested is the command and the picture."""
+    more = ["--base", "cc", "--epochs", "3", "--e0", "1", "--snapshots", "1", "2", "3"]
+    assert train.main([*TOY, *more, "--out", "one"]) == 0
+    asked = []
+
+    def copies(grid, at_once):
+        for folder, argv in grid.jobs.items():
+            asked.append(configure(argv))
+            shutil.copytree("one", folder)
+        return []
+
+    monkeypatch.setattr(Grid, "run", copies)
+    return asked
+
+
+def drawn(name: str) -> None:
     pytest.importorskip("matplotlib")
     if name in ("fig7", "fig8"):
         pytest.importorskip("sklearn")
     assert paper.main([name, "--seeds", "0", "--jobs", "2", "--out", "o", *TINY, "--e0", "1"]) == 0
     picture = Path(f"o/digits/{name}.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and len(picture) > 10_000
+
+
+@pytest.mark.parametrize("name", ["fig2", "fig3", "fig5", "fig8"])
+def test_figures_are_drawn(name, quick):
+    drawn(name)
+
+
+@pytest.mark.parametrize(("name", "runs"), [("fig4", 18), ("fig6", 7), ("fig7", 8)])
+def test_figures_of_many_runs_are_drawn(name, runs, copied):
+    drawn(name)
+    assert len(copied) == runs
 
 
 def test_finished_runs_are_compared_on_one_page(capsys):

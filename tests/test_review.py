@@ -67,9 +67,9 @@ def test_a_review_of_other_arrays_is_refused_and_a_lost_file_is_no_reason_to_fai
     made(40, Path("mine"))
     original = train.train_epoch
 
-    def epoch(*args):
+    def epoch(*args, **more):
         Path("mine/images/000.png").unlink(missing_ok=True)
-        return original(*args)
+        return original(*args, **more)
 
     monkeypatch.setattr(train, "train_epoch", epoch)
     assert train.main("--dataset mine/votes.csv --base cc --batch-size 8 --epochs 1 --out s".split()) == 0

@@ -12,16 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-import baselines
-import options
-import parallel
 import train
-from conftest import TOY, command, process, rows, same_run, summary
+from conftest import SHORT, command, prepared, process, rows, same_run, summary
+from harness import options, ranks
 
-SHORT = [*TOY, "--e0", "2", "--tau", "0"]
 
-
-def ranks(target, *args, count: int = 2) -> list:
+def several(target, *args, count: int = 2) -> list:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -45,25 +41,26 @@ def wait(started, seconds: float = 90) -> list[int]:
 
 def some_steps(argv, name) -> int:
     c = options.configure(argv)
-    parallel.start(c.device, c.batch_size)
-    s = train.Setup(c)
-    index = s.pool[: c.batch_size]
-    losses_seen = [float(train.train_step(s, c, index, s.images[index], True)[0]) for _ in range(2)]
-    state = s.state_dict()
-    seen = dict(loss=losses_seen, network=state["network"], base=state["base"], candidates=s.candidates)
-    torch.save(seen | dict(guess=train.predict(s, s.images[:37])), f"{name}{parallel.rank()}.pt")
+    ranks.start(c.device, c.batch_size)
+    _, s, samples = prepared(argv)
+    index = samples.pool[: c.batch_size]
+    batch = (index, samples.images[index], samples.labels[index])
+    losses_seen = [float(train.train_step(s, *batch, True)[0]) for _ in range(2)]
+    seen = dict(loss=losses_seen, network=s.network.state_dict(), base=s.base.state_dict())
+    seen |= dict(candidates=samples.candidates, guess=train.predict(s, samples.images[:37]))
+    torch.save(seen, f"{name}{ranks.rank()}.pt")
     return 0
 
 
 @pytest.mark.parametrize("arch", ["cnn", "mlp"])
-@pytest.mark.parametrize("base", [name for name in baselines.METHODS if name != "dividemix"])
+@pytest.mark.parametrize("base", [name for name in options.BASES if name != "dividemix"])
 def test_two_ranks_take_the_steps_of_one_process(base, arch):
     """Losses, weights, running statistics, queue, prototypes, label weights, candidate sets; an uneven batch in
     evaluation too. Seed 1: no activation lies so near to 0 that rounding decides its ReLU."""
     argv = [*SHORT, "--base", base, "--arch", arch, "--seed", "1", "--lr", "0.001"]
-    argv += ["--no-irnet"] if base in baselines.WITHOUT_IRNET else []
+    argv += ["--no-irnet"] if base in options.WITHOUT_IRNET else []
     assert some_steps(argv, "one") == 0
-    assert wait(ranks(some_steps, argv, "two")) == [0, 0], Path("log").read_text()
+    assert wait(several(some_steps, argv, "two")) == [0, 0], Path("log").read_text()
     one, *both = (torch.load(f"{name}.pt", weights_only=True) for name in ("one0", "two0", "two1"))
     assert both[0]["loss"] == both[1]["loss"]
     assert torch.equal(both[0]["candidates"], both[1]["candidates"])
@@ -83,13 +80,13 @@ def test_two_ranks_take_the_steps_of_one_process(base, arch):
 
 def watched(argv, name) -> int:
     """Notes the candidate sets of this rank after every epoch."""
-    seen, original = [], train.parallel.same_everywhere
+    seen, original = [], ranks.same_everywhere
 
     def noting(candidates):
         seen.append(candidates.clone())
         return original(candidates)
 
-    train.parallel.same_everywhere = noting
+    ranks.same_everywhere = noting
     code = train.main(argv)
     torch.save(torch.stack(seen), f"{name}-{os.environ['RANK']}.pt")
     return code
@@ -98,7 +95,7 @@ def watched(argv, name) -> int:
 @pytest.mark.parametrize("base", ["pico", "lwc"])
 def test_ranks_hold_the_same_sets_at_every_epoch_and_resume_with_another_number(base):
     argv = [*SHORT, "--base", base, "--epochs", "5", "--seed", "1"]
-    assert wait(ranks(watched, [*argv, "--out", "two"], "sets")) == [0, 0], Path("log").read_text()
+    assert wait(several(watched, [*argv, "--out", "two"], "sets")) == [0, 0], Path("log").read_text()
     one, two = (torch.load(f"sets-{r}.pt", weights_only=True) for r in (0, 1))
     assert len(one) == 6 and torch.equal(one, two) and not torch.equal(one[0], one[-1])
     assert train.main([*argv, "--out", "one"]) == 0
@@ -110,12 +107,12 @@ def test_ranks_hold_the_same_sets_at_every_epoch_and_resume_with_another_number(
 
     # Two ranks for two epochs, then one process, then three ranks (a batch of 30 divides by all).
     argv = [*argv, "--batch-size", "30"]
-    assert wait(ranks(stopped_in, 2, [*argv, "--out", "r"])) == [143, 143], Path("log").read_text()
+    assert wait(several(stopped_in, 2, [*argv, "--out", "r"])) == [143, 143], Path("log").read_text()
     assert len(json.loads(torch.load("r/checkpoint.pt", weights_only=True)["rows"])) == 1
     one = process(stopped_in, 3, [*argv, "--out", "r", "--resume"])
     one.join(60)
     assert one.exitcode == 143
-    assert wait(ranks(train.main, [*argv, "--out", "r", "--resume"], count=3)) == [0] * 3, Path("log").read_text()
+    assert wait(several(train.main, [*argv, "--out", "r", "--resume"], count=3)) == [0] * 3, Path("log").read_text()
     assert [row["epoch"] for row in rows("r")] == [1, 2, 3, 4, 5]
 
 
@@ -123,19 +120,19 @@ def stopped_in(epoch: int, argv) -> int:
     """SIGTERM in the middle of an epoch; a rank later or earlier than another by a step."""
     original = train.train_epoch
 
-    def patched(s, c, e, *more):
+    def patched(s, samples, e, *more, **options):
         step = train.train_step
         calls = []
 
         def counted(*args):
             calls.append(1)
-            if e == epoch and len(calls) == 2 + parallel.rank():
+            if e == epoch and len(calls) == 2 + ranks.rank():
                 os.kill(os.getpid(), signal.SIGTERM)
             return step(*args)
 
         train.train_step = counted
         try:
-            return original(s, c, e, *more)
+            return original(s, samples, e, *more, **options)
         finally:
             train.train_step = step
 
@@ -146,10 +143,10 @@ def stopped_in(epoch: int, argv) -> int:
 def dies_in(epoch: int, argv) -> int:
     original = train.train_epoch
 
-    def patched(s, c, e, *more):
-        if e == epoch and parallel.rank() == 1:
+    def patched(s, samples, e, *more, **options):
+        if e == epoch and ranks.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        return original(s, c, e, *more)
+        return original(s, samples, e, *more, **options)
 
     train.train_epoch = patched
     return train.main(argv)
@@ -158,22 +155,22 @@ def dies_in(epoch: int, argv) -> int:
 def test_a_rank_that_dies_ends_the_run_and_resume_goes_on():
     argv = [*SHORT, "--base", "proden", "--epochs", "5", "--save-every", "100", "--out", "r"]
     began = time.monotonic()
-    assert wait(ranks(dies_in, 4, argv), 60) == [1, -signal.SIGKILL]
+    assert wait(several(dies_in, 4, argv), 60) == [1, -signal.SIGKILL]
     assert time.monotonic() - began < 60
     log = Path("log").read_text()
     assert "another rank is gone" in log and "--resume" in log and "Traceback" not in log
     assert len(json.loads(torch.load("r/checkpoint.pt", weights_only=True)["rows"])) == 3
-    assert wait(ranks(train.main, [*argv, "--resume"])) == [0, 0], Path("log").read_text()
-    assert wait(ranks(train.main, [*argv[:-1], "whole"])) == [0, 0]
+    assert wait(several(train.main, [*argv, "--resume"])) == [0, 0], Path("log").read_text()
+    assert wait(several(train.main, [*argv[:-1], "whole"])) == [0, 0]
     assert same_run("whole", "r")  # two ranks again: bit for bit
 
 
 def differing(argv) -> int:
     original = train.train_epoch
 
-    def patched(s, *more):
-        row = original(s, *more)
-        s.candidates[7] ^= parallel.rank() == 1
+    def patched(s, samples, *more, **options):
+        row = original(s, samples, *more, **options)
+        samples.candidates[7] ^= ranks.rank() == 1
         return row
 
     train.train_epoch = patched
@@ -181,7 +178,7 @@ def differing(argv) -> int:
 
 
 def test_sets_that_differ_between_ranks_are_noticed():
-    assert wait(ranks(differing, [*SHORT, "--base", "cc", "--epochs", "3", "--out", "r"])) == [1, 1]
+    assert wait(several(differing, [*SHORT, "--base", "cc", "--epochs", "3", "--out", "r"])) == [1, 1]
     assert "differ after epoch 1" in Path("log").read_text() and not Path("r/checkpoint.pt").exists()
 
 
@@ -189,7 +186,7 @@ def test_bad_input_is_said_once(capfd):
     absent = ["--dataset", "absent.npz", "--batch-size", "32"]
     for argv, named in ((["--batch-size", "33"], "--batch-size"), (["--resume"], "--resume"), (absent, "absent")):
         Path("log").unlink(missing_ok=True)
-        assert wait(ranks(train.main, argv)) == [2, 2]
+        assert wait(several(train.main, argv)) == [2, 2]
         log = Path("log").read_text()
         assert log.count("error: ") == 1 and named in log and "Traceback" not in log
 
@@ -201,3 +198,12 @@ def test_torchrun():
     out, err = started.communicate(timeout=120)
     assert started.returncode == 0, err
     assert "2 ranks" in out and out.count("test accuracy") == 1 and "Warning" not in err and len(rows("r")) == 3
+
+
+def test_a_world_without_torchrun_gets_one_line(capfd, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    assert train.main([]) == 2
+    err = capfd.readouterr().err
+    assert "torchrun" in err and err.count("\n") == 1
