@@ -190,7 +190,7 @@ def epoch() -> Iterator[Row]:
 
         train.train_step = timed_step
         began = time.perf_counter()
-        train.train_epoch(learner, samples, number, epochs=4, lr=0.02, batch_size=256)
+        train.train_epoch(learner, samples, number, epochs=4, lr=0.02)
         ratios.append((time.perf_counter() - began) / sum(spent))
         train.train_step = original
     yield row_of("an epoch / the sum of its steps, cnn, proden", ratios[1:], "<= 1.05")
@@ -200,7 +200,7 @@ def checkpoints() -> Iterator[Row]:
     """Networks, optimiser and label state to the disk, against an epoch of a fiftieth of KMNIST."""
     torch.set_num_threads(THREADS)
     learner, samples = prepare("pico", "resnet18", 128, synthetic(10 * 128, 10, 1, 32), "--val", "test")
-    spent = timed(lambda: train.train_epoch(learner, samples, 1, epochs=2, lr=0.01, batch_size=128), 1)
+    spent = timed(lambda: train.train_epoch(learner, samples, 1, epochs=2, lr=0.01), 1)
     with tempfile.TemporaryDirectory() as folder:
         run = Run(folder, named=True)
         state = lambda: checkpoint.state_of(learner, samples, "") | dict(config={}, rows="[]")  # noqa: E731

@@ -71,6 +71,13 @@ class Dataset:
         """What the accuracy on `test_images` is."""
         return "test accuracy" if self.scored is None else "score on set-aside samples"
 
+    def check(self, arch: str, name: str) -> None:
+        """Whether a network of this kind can take it."""
+        if self.features and arch != "mlp":
+            raise InputError(f"--arch {arch}: {name} has features, not images; use --arch mlp")
+        if arch == "cnn" and self.images.shape[-1] < 8:
+            raise InputError(f"--arch cnn: {name} has images below 8x8; use --arch mlp, or --image-size 8")
+
     def fingerprint(self) -> str:
         """Of all labels and of as many images as 100 MB hold, to know the same data again."""
         digest = hashlib.blake2b(digest_size=16)

@@ -210,7 +210,7 @@ class CC(Base):
 
 
 class LOG(Base):
-    """The upper bound of complementary-label learning (Feng et al., 2020a). as_released: without its factor, i.e. CC."""
+    """The upper bound of complementary-label learning (Feng et al., 2020a). as_released: as CC."""
 
     def __init__(self, candidates, as_released: bool = False):
         super().__init__(candidates)
@@ -235,8 +235,8 @@ class PRODEN(Base):
 
 
 class RC(PRODEN):
-    """Risk-consistent (Feng et al., 2020b): PRODEN's loss, w from a second forward pass after the step. as_released:
-    from the one before it, i.e. PRODEN."""
+    """Risk-consistent (Feng et al., 2020b): PRODEN's loss, w from a second forward pass after the step.
+    as_released: from the one before it, as PRODEN."""
 
     def __init__(self, candidates, as_released: bool = False):
         super().__init__(candidates)

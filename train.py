@@ -45,21 +45,13 @@ class Learner:
     always: bool  # whether all are, in every epoch, as the release does
     batch_size: int
     device: torch.device
-    precision: torch.dtype | None  # of the networks' passes; None: fp32
-    scaler: torch.amp.GradScaler  # of fp16's gradients; does nothing otherwise
-
-    def autocast(self):
-        """Weights are cast for every pass: a copy kept from one without gradients would get none in the next."""
-        return torch.autocast(self.device.type, self.precision, enabled=bool(self.precision), cache_enabled=False)
+    precision: ranks.Precision  # of the networks' passes
 
 
 def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
     """The training set and all that learns from it, the same for a seed."""
     device, n = torch.device(c.device), len(dataset.images)
-    if dataset.features and c.arch != "mlp":
-        raise InputError(f"--arch {c.arch}: {c.dataset} has features, not images; use --arch mlp")
-    if c.arch == "cnn" and dataset.images.shape[-1] < 8:
-        raise InputError(f"--arch cnn: {c.dataset} has images below 8x8; use --arch mlp, or --image-size 8")
+    dataset.check(c.arch, c.dataset)
 
     # The candidate sets and the held-out part are drawn on the host: the same on every device.
     seeded = torch.Generator().manual_seed(c.seed)
@@ -82,11 +74,9 @@ def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
     if c.record_views:
         models.record_views(network)
         base.newest = True
-    precision = ranks.find_precision(c.amp, c.device)
-    half = precision == torch.float16
+    precision = ranks.Precision(c.amp, device)
     trained = [p for p in network.parameters() if p.requires_grad]
-    sgd = dict(momentum=0.9, weight_decay=c.weight_decay, **{"fused" if half else "foreach": True})
-    optimizer = torch.optim.SGD(trained, c.lr, **sgd)
+    optimizer = torch.optim.SGD(trained, c.lr, 0.9, weight_decay=c.weight_decay, **precision.optimizer_options)
     torch.backends.cudnn.benchmark = True  # the shapes of a run's batches stay the same
     if c.compile:
         augment.compile_operations()
@@ -97,13 +87,8 @@ def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
         views = data.FeatureViews(generator, c.feature_noise, dataset.std, part)
     return Learner(
         ranks.spread(network, parts=not base.mixes), shape, base, refine, optimizer, views,
-        extra="" if c.views == "none" else c.views,
-        share=1.0 if c.views_all else c.views_share,
-        always=c.record_views,
-        batch_size=c.batch_size,
-        device=device,
-        precision=precision,
-        scaler=torch.amp.GradScaler(device.type, enabled=half),
+        "" if c.views == "none" else c.views, 1.0 if c.views_all else c.views_share, c.record_views,
+        c.batch_size, device, precision,
     ), samples  # fmt: skip
 
 
@@ -126,7 +111,7 @@ def make_base(c, dataset: data.Dataset, candidates: Tensor, generator, seeded) -
 def evaluate(learner: Learner, function: Callable, images: Tensor, place: str | None = None) -> Tensor:
     """function(plain images or features) batch by batch, in evaluation mode -> on `place`, else on the device."""
     learner.network.eval()
-    with learner.autocast():
+    with learner.precision.autocast():
         parts = (learner.views.plain(part.to(learner.device)) for part in images.split(learner.batch_size))
         found = [function(part).to(place or learner.device) for part in parts]
     learner.network.train()
@@ -174,17 +159,16 @@ def train_step(learner: Learner, index: Tensor, x: Tensor, labels: Tensor, corre
     """One mini-batch, index [B] and images x -> the loss, Eq. 4's tau [B], six counts. Reads nothing back."""
     network, base, refine, optimizer = learner.network, learner.base, learner.refine, learner.optimizer
     views = [learner.views.view(kind, x) for kind in base.views]
-    with learner.autocast():
+    with learner.precision.autocast():
         loss, f_x = base.loss(network, views, index)
     optimizer.zero_grad(set_to_none=True)
-    learner.scaler.scale(loss).backward()  # Alg. 1: train the predictive model f on B_t
+    learner.precision.backward(loss)  # Alg. 1: train the predictive model f on B_t
     candidates = refine.candidates[index]
     tau = irnet.margin(f_x, candidates)
     if correcting or learner.always:  # f(z) for every z in A(x), by the network that gave f(x)
         near, f_z = look_again(learner, x, tau)
-    learner.scaler.step(optimizer)
-    learner.scaler.update()
-    with learner.autocast():
+    learner.precision.step(optimizer)
+    with learner.precision.autocast():
         base.after_step(network, views, index, f_x)
 
     counts = irnet.hits(f_x, candidates, labels)  # the sums of Eqs. 7 and 8, for reporting
@@ -196,26 +180,20 @@ def train_step(learner: Learner, index: Tensor, x: Tensor, labels: Tensor, corre
 
 
 def look_again(learner: Learner, x: Tensor, tau: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Which samples of the batch are looked at under augmentation, and their f(z). Only those that meet Eq. 10 can be
-    corrected: the smallest margins. Those that find no room have their turn in another epoch."""
+    """Which samples of the batch are looked at under augmentation, and their f(z). Only those that meet Eq. 10 can
+    be corrected: the smallest margins. Those that find no room have their turn in another epoch."""
     room = min(len(x), ranks.size() * math.ceil(learner.share * len(x) / ranks.size()))
     whole = room == len(x)
     near = torch.arange(len(x), device=x.device) if whole else tau.topk(room, largest=False).indices
     augmented = [learner.views.view(kind, x if whole else x[near]) for kind in learner.extra]  # A(x)
-    with learner.autocast():
+    with learner.precision.autocast():
         return near, [learner.base.look(learner.network, z, recorded=not whole) for z in augmented]
 
 
 def train_epoch(
-    learner: Learner,
-    samples: data.Samples,
-    epoch: int,
-    epochs: int,
-    lr: float,
-    batch_size: int,
-    corrects: bool = True,
+    learner: Learner, samples: data.Samples, epoch: int, epochs: int, lr: float, corrects: bool = True,
     after_step: Callable[[int, int], None] = lambda step, steps: None,
-) -> tuple[dict, Tensor, Tensor]:
+) -> tuple[dict, Tensor, Tensor]:  # fmt: skip
     """Alg. 1: shuffle, then the mini-batches of one epoch -> its row so far; the margins; whose set was noisy."""
     began, base, refine, network = time.monotonic(), learner.base, learner.refine, learner.network
     for group in learner.optimizer.param_groups:
@@ -224,6 +202,7 @@ def train_epoch(
     correcting = refine.started and corrects and refine.tau < math.inf  # Alg. 1's second loop
     pool = torch.cat([samples.pool, samples.held_out]) if refine.started else samples.pool  # after e0 they join
     order = pool[torch.randperm(len(pool), generator=learner.views.generator, device=learner.device)]
+    batch_size = learner.batch_size
     steps = len(order) // batch_size  # T_max; what is left over has its turn in another epoch
     seen = order[: steps * batch_size]
     noisy = irnet.is_noisy(samples.candidates[seen], samples.labels[seen])  # as each is when it is seen
@@ -246,17 +225,11 @@ def train_epoch(
     phi_c, phi_n = irnet.hit_ratios(counts[:4])  # the first read: the device has finished
     moved, right = counts[4:].tolist()
     taus = torch.cat(taus)
-    row = dict(
-        epoch=epoch,
-        lr=cosine(lr, epoch, epochs),
-        loss=float(torch.stack(step_losses).mean()),
-        phi_c=phi_c,
-        phi_n=phi_n,
-        bayes_error=irnet.bayes_error(taus, noisy),
-        corrections=moved,
-        correction_precision=right / moved if moved else math.nan,
-        images_per_second=len(seen) / (time.monotonic() - began),
-    )
+    precision = right / moved if moved else math.nan
+    rate, error = len(seen) / (time.monotonic() - began), irnet.bayes_error(taus, noisy)
+    row = dict(epoch=epoch, lr=cosine(lr, epoch, epochs), loss=float(torch.stack(step_losses).mean()))
+    row |= dict(phi_c=phi_c, phi_n=phi_n, bayes_error=error)
+    row |= dict(corrections=moved, correction_precision=precision, images_per_second=rate)
     return row, taus, noisy
 
 
@@ -310,8 +283,7 @@ def train(c, run: folder.Run) -> int:
     for epoch in range(len(rows) + 1, c.epochs + 1):  # Alg. 1: for e = 1..E_max
         began = time.monotonic()
         after_step = lambda step, steps, e=epoch: (screen.step(e, step, steps), interrupt.check())  # noqa: E731
-        schedule = dict(epochs=c.epochs, lr=c.lr, batch_size=c.batch_size, corrects=not c.no_irnet)
-        row, taus, noisy = train_epoch(learner, samples, epoch, **schedule, after_step=after_step)
+        row, taus, noisy = train_epoch(learner, samples, epoch, c.epochs, c.lr, not c.no_irnet, after_step)
         check_epoch(c, learner, samples, row)
         if epoch in (row["e0"], c.epochs):
             histograms.append(dict(epoch=epoch) | irnet.margin_histogram(taus, noisy))  # Fig. 3

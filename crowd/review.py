@@ -122,8 +122,8 @@ def card(row: dict, number: dict[str, int]) -> str:
 
 
 def review(table: str, d: Dataset, p: Tensor, path: str, name: str) -> str:
-    """review.html of the run that has just ended: its labels.csv, its data, the classifier's probabilities [N + M, C]
-    of the training samples and of those set aside for scoring, where its data are, its name."""
+    """review.html of the run that has just ended: its labels.csv, its data, the probabilities [N + M, C] of the
+    training samples and of those set aside for scoring, where its data are, its name."""
     rows, names, total, flagged = suspicious(table)
     chosen, numbers = named(d, names)
     return filled(rows, names, chosen, p[numbers], d.class_names, path, name, total, flagged)

@@ -14,7 +14,7 @@ import torch
 from harness import InputError
 
 DIGEST = 32  # bytes at the end of a checkpoint
-PARTS = ("network", "optimizer", "base", "refine", "scaler")
+PARTS = ("network", "optimizer", "base", "refine", "precision")
 
 
 class Damaged(Exception):

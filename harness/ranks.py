@@ -54,12 +54,40 @@ def find_device(wanted: str) -> str:
     return wanted
 
 
-def find_precision(wanted: str, device: str) -> torch.dtype | None:
-    """What the networks compute in beside fp32. auto: bf16 on a card that has it, else fp16 (with a scaler)."""
-    if wanted == "auto":
-        native = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        wanted = "off" if device != "cuda" else "bf16" if native else "fp16"
-    return dict(bf16=torch.bfloat16, fp16=torch.float16, off=None)[wanted]
+class Precision:
+    """What the networks compute in: fp32, or half of it, where probabilities, margins and losses stay fp32. auto:
+    bf16 on a card that has it, else fp16, whose gradients need scaling."""
+
+    def __init__(self, wanted: str, device: torch.device):
+        if wanted == "auto":
+            native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+            wanted = "off" if device.type != "cuda" else "bf16" if native else "fp16"
+        self.name, self.device = wanted, device.type
+        self.type = dict(bf16=torch.bfloat16, fp16=torch.float16, off=None)[wanted]
+        self.scaler = torch.amp.GradScaler(device.type) if wanted == "fp16" else None
+        # the fused one skips a step whose gradients are not finite without asking the host
+        self.optimizer_options = dict(fused=True) if self.scaler else dict(foreach=True)
+
+    def autocast(self):
+        """Weights are cast for every pass: a copy kept from one without gradients would get none in the next."""
+        return torch.autocast(self.device, self.type, enabled=self.type is not None, cache_enabled=False)
+
+    def backward(self, loss: Tensor) -> None:
+        (self.scaler.scale(loss) if self.scaler else loss).backward()
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self.scaler:
+            optimizer.step()
+            return
+        self.scaler.step(optimizer)
+        self.scaler.update()
+
+    def state_dict(self) -> dict:
+        return self.scaler.state_dict() if self.scaler else {}
+
+    def load_state_dict(self, state: dict) -> None:
+        if self.scaler and state:
+            self.scaler.load_state_dict(state)
 
 
 def stream(seed: int, number: int) -> int:

@@ -131,7 +131,7 @@ class Screen:
         million = sum(p.numel() for p in learner.network.parameters()) / 1e6
         encoders = "two encoders" if c.base in (*PICO_FAMILY, "dividemix") else "one encoder"
         threads = f" ({count} thread{'s' * (count > 1)})" if c.device == "cpu" else ""
-        precision = (f", {str(learner.precision)[6:]}" if learner.precision else "") + (
+        precision = ("" if learner.precision.name == "off" else f", {learner.precision.name}") + (
             f", {ranks.size()} ranks" if ranks.size() > 1 else ""
         )
         watched = learner.refine.epoch

@@ -57,10 +57,12 @@ def read(path) -> list[dict]:
 def test_from_images_and_votes_to_labels_and_review_in_one_command():
     """500 files, three annotators; the real command line."""
     truth, said = made(500, Path("mine"))
-    child = command(*"--dataset mine/votes.csv --base proden --epochs 20 --threads 1 --out r".split())
+    child = command(*"--dataset mine/votes.csv --size 16 --base proden --epochs 20 --threads 1 --out r".split())
     out, err = child.communicate(timeout=240)
     assert child.returncode == 0, err
     assert "set-aside" in out and "not known" in out and "noise estimate" in out
+    assert "set-aside score last" in out and "test accuracy" not in out  # nor columns that only the truth could fill
+    assert not any(name in out for name in ("phi_c", "bayes", "train accuracy"))
     table = read("r/labels.csv")
     assert len(table) == 500 and len({row["file"] for row in table}) == 500
     margins = [float(row["margin"]) for row in table]
