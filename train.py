@@ -311,9 +311,8 @@ def finish(c, run, dataset, samples, learner: Learner, rows: list[dict], histogr
     import crowd
     from harness import results
 
-    refine, own = learner.refine, c.dataset not in options.PRESETS
-    noise_before = irnet.noise_level(samples.before, dataset.labels) if dataset.truth_known else math.nan
-    summary = results.summarise(c, rows, refine.e0, refine.tau, noise_before)
+    refine, noise = learner.refine, irnet.noise_level(samples.before, samples.labels.cpu())
+    summary = results.summarise(c, rows, refine.e0, refine.tau, noise if dataset.truth_known else math.nan)
     p, f = probabilities(learner, samples.images, "cpu")
     if dataset.scored:
         aside = probabilities(learner, samples.test_images, "cpu")
@@ -326,7 +325,7 @@ def finish(c, run, dataset, samples, learner: Learner, rows: list[dict], histogr
         run.text("labels.csv", table)
         run.finish(summary)
         name = run.folder.resolve().name
-        if own:
+        if c.dataset not in options.PRESETS:
             run.page("review.html", lambda: crowd.review(table, dataset, p, c.dataset, name))
         run.page("report.html", lambda: results.report_page(c, name, rows, summary, histograms, dataset))
     screen.closing(c, summary, run.folder)

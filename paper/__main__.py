@@ -34,6 +34,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser("-m paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=wanted, metavar="WHAT", help=", ".join(wanted))
     parser.add_argument("--scale", default="digits", choices=list(SCALES), help="size of the runs (default digits)")
+    parser.add_argument(
+        "--preset", default="ours", choices=["ours", "released"], help="as train.py's (default ours)"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default 0 1 2)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time (default 1)")
     parser.add_argument("--out", type=Path, default=Path("reproduced"), help="folder (default reproduced)")
@@ -51,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {chosen.what} needs {', '.join(missing)}: pip install {' '.join(missing)}", file=sys.stderr)
         return 2
     try:
-        grid = Grid(chosen.scale, chosen.seeds, chosen.out, chosen.data, chosen.options)
+        grid = Grid(chosen.scale, chosen.seeds, chosen.out, chosen.data, chosen.options, chosen.preset)
         make = (TABLES | FIGURES)[chosen.what](grid)
         grid.check()
     except InputError as error:

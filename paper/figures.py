@@ -33,10 +33,12 @@ def middle(grid) -> tuple[str, float]:
     return dataset, qs[1]
 
 
-def snapshot_epochs(grid, count: int) -> list[int]:
-    """Epochs spread over the run of the figure's scale."""
-    epochs = grid.epochs
-    return sorted({max(1, round(epochs * (k + 1) / count)) for k in range(count)})
+FIG3_EPOCHS, FIG6_EPOCHS = (100, 149, 200, 300, 400, 500, 600, 700), (1, 100, 200, 300, 400, 500)  # of 1,000
+
+
+def scaled(grid, published: tuple[int, ...]) -> list[int]:
+    """The paper's epochs, as shares of the run."""
+    return sorted({max(1, round(grid.epochs * epoch / 1000)) for epoch in published})
 
 
 def where(grid) -> str:
@@ -88,7 +90,7 @@ def fig2(grid):
 def fig3(grid):
     """Margins tau of clean and noisy samples with a mixture of two Gaussians, as training goes on."""
     dataset, q = middle(grid)
-    epochs = snapshot_epochs(grid, 8)
+    epochs = scaled(grid, FIG3_EPOCHS)
     folder = grid.ask(dataset, "pico", False, q, 0.3, seeds=grid.seeds[:1], snapshots=tuple(epochs))[0]
 
     def draw(figure):
@@ -173,6 +175,8 @@ def fig5(grid):
                 values = curve(asked[i], key)
                 name_of = "PiCO with IRNet" if i else "PiCO"
                 axis.plot(np.arange(1, 1 + len(values)), values, color=colour, label=name_of)
+            for k, e0 in enumerate({e0 for e0 in summaries(asked[True], "e0") if e0}):
+                axis.axvline(e0, color=GREY, linestyle=":", label=None if k else "e0")
             axis.set(title=name, xlabel="epoch", ylabel="per cent")
             axis.legend()
         figure.suptitle(f"Fig. 5: {where(grid)}, mean of {len(asked[True])} seeds")
@@ -186,10 +190,8 @@ def fig6(grid):
     dataset, q = middle(grid)
     auto = grid.ask(dataset, "pico", True, q, 0.3)
     taus = [round(grid.tau * factor, 6) for factor in (0, 0.5, 1, 2, 4, 8)]
-    starts = snapshot_epochs(grid, 8)[:-2]
     by_tau = {tau: auto if tau == grid.tau else grid.ask(dataset, "pico", True, q, 0.3, tau=tau) for tau in taus}
-    by_start = {1: grid.ask(dataset, "pico", True, q, 0.3, e0=1)}
-    by_start |= {e: grid.ask(dataset, "pico", True, q, 0.3, e0=e) for e in starts if e > 1}
+    by_start = {e: grid.ask(dataset, "pico", True, q, 0.3, e0=e) for e in scaled(grid, FIG6_EPOCHS)}
 
     def draw(figure):
         axes = figure.subplots(1, 2, sharey=True)

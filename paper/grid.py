@@ -29,10 +29,11 @@ SCALES = {  # name: datasets, the paper's dataset to put beside them, options of
 class Grid:
     """The runs that a table or figure asks for, each a train.py command with a folder of its own."""
 
-    def __init__(self, scale: str, seeds: list[int], out: Path, data: str, more: list[str]):
-        self.scale, self.seeds, self.folder, self.data = scale, seeds, out / scale, data
+    def __init__(self, scale: str, seeds: list[int], out: Path, data: str, more: list[str], preset: str = "ours"):
+        self.scale, self.seeds, self.data = scale, seeds, data
+        self.folder = out / (scale if preset == "ours" else f"{scale}-{preset}")
         self.datasets, self.beside, self.options = SCALES[scale]
-        self.options = [*self.options, *more]
+        self.options = [*self.options, *([] if preset == "ours" else ["--preset", preset]), *more]
         dataset, qs = next(iter(self.datasets.items()))
         c = configure(["--dataset", dataset, "--q", str(qs[1]), "--eta", "0.3", *self.options])
         self.epochs, self.tau = c.epochs, c.tau  # of the figures' runs: PiCO, the middle q
