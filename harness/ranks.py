@@ -54,14 +54,27 @@ def find_device(wanted: str) -> str:
     return wanted
 
 
+def processor_has_bf16() -> bool:
+    """Whether the CPU multiplies bf16 itself (AVX512-BF16, AMX); where it does not, it is many times slower."""
+    with contextlib.suppress(AttributeError):  # torch of 2026 tells
+        found = torch.cpu.get_capabilities()
+        return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
+    with contextlib.suppress(OSError):
+        with open("/proc/cpuinfo") as file:
+            flags = next((line.split() for line in file if line.startswith("flags")), [])
+        return "avx512_bf16" in flags or "amx_bf16" in flags
+    return False
+
+
 class Precision:
     """What the networks compute in: fp32, or half of it, where probabilities, margins and losses stay fp32. auto:
-    bf16 on a card that has it, else fp16, whose gradients need scaling."""
+    bf16 on a card or a processor that has it, else on a card fp16, whose gradients need scaling."""
 
     def __init__(self, wanted: str, device: torch.device):
-        if wanted == "auto":
-            native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-            wanted = "off" if device.type != "cuda" else "bf16" if native else "fp16"
+        if wanted == "auto" and device.type == "cuda":
+            wanted = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+        elif wanted == "auto":
+            wanted = "bf16" if device.type == "cpu" and processor_has_bf16() else "off"
         self.name, self.device = wanted, device.type
         self.type = dict(bf16=torch.bfloat16, fp16=torch.float16, off=None)[wanted]
         self.scaler = torch.amp.GradScaler(device.type) if wanted == "fp16" else None
@@ -83,11 +96,14 @@ class Precision:
         self.scaler.update()
 
     def state_dict(self) -> dict:
-        return self.scaler.state_dict() if self.scaler else {}
+        return dict(name=self.name, scaler=self.scaler.state_dict() if self.scaler else {})
 
     def load_state_dict(self, state: dict) -> None:
-        if self.scaler and state:
-            self.scaler.load_state_dict(state)
+        """A run goes on in the precision that it began with, whatever this machine would choose."""
+        if state:
+            self.__init__(state["name"], torch.device(self.device))
+        if self.scaler:
+            self.scaler.load_state_dict(state["scaler"])
 
 
 def stream(seed: int, number: int) -> int:

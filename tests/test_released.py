@@ -96,7 +96,7 @@ def test_equal_margins_are_not_enough():
 
 @pytest.mark.parametrize("correcting", [False, True])
 def test_extra_views_are_recorded_in_every_epoch(correcting, monkeypatch):
-    """Three passes with statistics a step (x, its key, its view) instead of two, before e0 too; newer prototypes."""
+    """Query and view are recorded, ours the query alone, before e0 too; the view sees newer prototypes."""
     import data
 
     argv = ["--preset", "released", "--limit-train", "64", "--batch-size", "32", "--device", "cpu"]
