@@ -76,8 +76,11 @@ class Encoder(nn.Module):
                 weight.data = weight.data.contiguous(memory_format=torch.channels_last)
 
     def features(self, images: Tensor) -> Tensor:
-        images = (images - self.mean) / self.std
-        return self.backbone(images.contiguous(memory_format=torch.channels_last))
+        images = ((images - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+        if images.shape[1] == 1:  # one channel lies the same way in both formats: say which it is, or the first
+            b, _, h, w = images.shape  # convolution answers in the other one, and what follows is slow
+            images = images.as_strided((b, 1, h, w), (h * w, 1, w, 1))
+        return self.backbone(images)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.classifier(self.features(images))
@@ -98,7 +101,7 @@ def running_statistics_frozen(module: nn.Module, recorded: bool = False):
     """In training mode batch normalisation still uses the batch's statistics, but does not record them; or uses the
     `recorded` ones, where the batch is only a part of one."""
     norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    norms = [] if module.records else norms
+    norms = [] if getattr(module, "records", False) else norms
     training = module.training
     try:
         for norm in norms:
@@ -220,8 +223,8 @@ class Pair(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         return self.one(images) + self.two(images)
 
-    def peek(self, images: Tensor) -> Tensor:
-        return self.one.peek(images) + self.two.peek(images)
+    def peek(self, images: Tensor, recorded: bool = False) -> Tensor:
+        return self.one.peek(images, recorded) + self.two.peek(images, recorded)
 
 
 def features(network: nn.Module, images: Tensor) -> Tensor:

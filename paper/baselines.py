@@ -108,7 +108,7 @@ class PiCOPlus(PiCO):
         candidates, reliable = self.candidates[index], self.reliable[index]
         logits, q = network.embed(views[0])
         with torch.no_grad():
-            p = logits.float().softmax(1)
+            p, self.seen = logits.float().softmax(1), network.prototypes
             c = network.prototype_probabilities(q, network.prototypes)
             inside = self.best(p, candidates)
             self.distance[index] = -(q.float() * network.prototypes[inside]).sum(1)
@@ -158,8 +158,8 @@ class PiCOPlus(PiCO):
 def moco(q: Tensor, k: Tensor, queue: Tensor, temperature: float = 0.07) -> Tensor:
     """-log( exp(q_i.k_i/T) / (exp(q_i.k_i/T) + sum_{a in queue} exp(q_i.k_a/T)) ), the mean over i."""
     with torch.autocast(q.device.type, enabled=False):
-        q, k = q.float(), k.float()
-        similarity = torch.cat([(q * k).sum(1, keepdim=True), q @ queue.float().T], 1) / temperature  # [B, 1+Q]
+        q, k, keys = q.float(), k.float(), queue.float().clone()  # a copy: the queue moves on before the backward pass
+        similarity = torch.cat([(q * k).sum(1, keepdim=True), q @ keys.T], 1) / temperature  # [B, 1+Q]
     return -similarity.log_softmax(1)[:, 0].mean()
 
 

@@ -239,10 +239,10 @@ def test_cutout_parameters():
         20_000, 32, torch.Generator().manual_seed(0), torch.device("cpu")
     )
     for start, end in ((top, bottom), (left, right)):
-        assert start.min() == 0 and end.max() == 32
+        assert start.min() == 0 and end.max() == 33  # PIL's rectangle has its end too, and may leave the image
         side = end - start
-        assert side.min() == 0 and 15 <= side.max() <= 16
-        assert side.mean().item() == pytest.approx(7.5, abs=0.6)  # U(0, 16), cut at the right and lower edge
+        assert side.min() == 1 and 16 <= side.max() <= 17
+        assert side.mean().item() == pytest.approx(8.5, abs=0.6)  # 1 + U(0, 16), cut at the right and lower edge
 
 
 # ------------------------------------------------------------------ the whole views

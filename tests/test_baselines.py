@@ -171,7 +171,10 @@ def test_pico_plus_against_a_loop(stage, monkeypatch):
         return float(sim[i, j] - torch.logsumexp(torch.cat([sim[i, :i], sim[i, i + 1 :]]), 0))
 
     if stage == "before":
-        want = float(-(w * log_p).sum(1).mean()) - 0.5 * np.mean([log_prob(i, b + i) for i in range(b)])
+        # MoCo: its own key against the queue alone, neither the batch's other keys nor its queries
+        moco = [float(torch.logsumexp(torch.cat([sim[i, b + i, None], sim[i, 2 * b :]]), 0) - sim[i, b + i])
+                for i in range(b)]  # fmt: skip
+        want = float(-(w * log_p).sum(1).mean()) + 0.5 * np.mean(moco)
     else:
         best = [max(js, key=lambda j, i=i: c[i, j].item()) for i, js in enumerate(sets)]
         w = 0.9 * w + 0.1 * torch.eye(4)[best]
@@ -185,7 +188,7 @@ def test_pico_plus_against_a_loop(stage, monkeypatch):
             if rel[i]:
                 positive = set([j for j in everything if known[j]] + own)
             elif stage == "neighbours":
-                positive = set(sorted(others, key=lambda j, i=i: -float(sim[i, j]))[:k_near] + own)
+                positive = set(sorted(others, key=lambda j, i=i: -float(sim[i, j]))[: k_near - 1] + own)  # itself is one of k
             else:
                 positive = set(own)
             row = (0.5 if rel[i] else 0.1) if stage == "neighbours" else 1.0

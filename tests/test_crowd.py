@@ -199,7 +199,7 @@ def test_reliable_samples_are_set_aside_where_there_is_no_test_set():
     np.savez("own.npz", x_train=x, votes=counts)
     d = crowd.load(Path("own.npz"))
     assert d.scored.files == [str(i) for i in range(10)]  # a fifth at most; here all that reach 0.8
-    assert d.test_labels.tolist() == [0] * 5 + [1] * 5 and torch.equal(d.test_images[:, 0], torch.tensor(x[:10]))
+    assert d.test_labels.tolist() == [0] * 5 + [1] * 5 and torch.equal(d.test_images.to("cpu")[:, 0], torch.tensor(x[:10]))
     assert d.files == [str(i) for i in range(10, 50)] and len(d.images) == len(d.votes) == len(d.candidates) == 40
     assert crowd.load(Path("own.npz"), reliability=0.9).scored.files == [str(i) for i in range(5, 10)]
     counts[10:30] = [[0, 0, 5]] * 20

@@ -23,11 +23,17 @@ SHAPES = {"resnet18": (3, 32), "cnn": (1, 28)}
 CLASSES, N, BATCH = 10, 64, 16
 
 
+def host_order(n: int, generator) -> torch.Tensor:
+    """Orders are drawn on the host from a CPU generator: reading them reads no device, but a fake has no numbers."""
+    order = torch.arange(n, device="cpu")
+    order.tolist = lambda: list(range(n))
+    return order
+
+
 @pytest.fixture
 def fake_cuda(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "backward", lambda self: None)
-    # ColorJitter's order is drawn on the host from a CPU generator: no device tensor is read, but none may be fake
-    monkeypatch.setattr(augment, "_host_order", lambda n, generator: list(range(n)))
+    monkeypatch.setattr(augment, "_host_order", host_order)
     with FakeTensorMode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.set_default_device("cuda")
@@ -52,8 +58,11 @@ def setup(base: str, arch: str, extra: str) -> tuple[train.Learner, data.Samples
     refine = irnet.IRNet(samples.candidates, 0.01)
     trained = [p for p in network.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, 0.1, momentum=0.9, foreach=True)
-    views = data.ImageViews()
-    return train.Learner(network, shape, method, refine, optimizer, views, extra, samples.device, True), samples
+    # a part of the batch is looked at again, or all of it
+    again = dict(extra=extra, share=0.5 if arch == "cnn" else 1.0, always=False)
+    more = dict(views=data.ImageViews(), batch_size=BATCH, device=samples.device)
+    parts = dict(network=network, shape=shape, base=method, refine=refine, optimizer=optimizer)
+    return train.Learner(**parts, **again, **more, precision=ranks.Precision("bf16", samples.device)), samples
 
 
 def step(learner: train.Learner, samples: data.Samples, monkeypatch, correcting: bool) -> tuple[torch.Tensor, ...]:

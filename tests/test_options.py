@@ -45,7 +45,7 @@ BAD = [
     (["--phi", "0.9"], "--phi"),
     (["--key-momentum", "1"], "--key-momentum"),
     (["--prototype-momentum", "-0.5"], "--prototype-momentum"),
-    (["--proto-start", "0"], "--proto-start"),
+    (["--proto-start", "-1"], "--proto-start"),
     (["--weight-decay", "-1"], "--weight-decay"),
     (["--weight-decay", "inf"], "--weight-decay"),
     (["--flip", "1.5"], "--flip"),

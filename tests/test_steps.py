@@ -1,5 +1,5 @@
 """Step by step against a plain loop: train.prepare and train.train_epoch beside the same method written once more,
-sample by sample and class by class, for each of the six bases with IRNet correcting. After every step all that a step
+sample by sample and class by class, for each of the six bases with IRNet correcting. After every step all that it
 may change is compared. All is in double precision here, so that rounding stays far below any fault."""
 
 import copy
@@ -16,10 +16,8 @@ from conftest import prepared
 TRAIN, BATCH, EPOCHS, C = 30, 9, 3, 10  # 3 samples are held out; 3 steps before e0 = 1, 3 after it
 LR, DECAY, CROP, FLIP = 0.05, 0.03, 0.9, 0.9
 QUEUE, KEY, PROTOTYPE = 20, 0.9, 0.8  # the queue is no multiple of the batch
-COMMON = (
-    f"--limit-train {TRAIN} --limit-test 9 --batch-size {BATCH} --epochs {EPOCHS} --e0 1 --arch cnn --device cpu"
-)
-COMMON += f" --lr {LR} --weight-decay {DECAY} --crop {CROP} --flip {FLIP} --q 0.1 --eta 0.5"
+COMMON = f"--limit-train {TRAIN} --limit-test 9 --batch-size {BATCH} --epochs {EPOCHS} --e0 1 --arch cnn"
+COMMON += f" --lr {LR} --weight-decay {DECAY} --crop {CROP} --flip {FLIP} --q 0.1 --eta 0.5 --device cpu --amp off"
 OF_PICO = f"--queue {QUEUE} --key-momentum {KEY} --prototype-momentum {PROTOTYPE}"
 
 
@@ -322,7 +320,7 @@ def follow(base, argv, monkeypatch, **more):
     for epoch in (1, 2):
         everything = []
         twin.begin_epoch(epoch)
-        row, taus, noisy = train.train_epoch(learner, samples, epoch, EPOCHS, LR, BATCH)
+        row, taus, noisy = train.train_epoch(learner, samples, epoch, EPOCHS, LR)
         twin.end_epoch()
         learner.refine.end_epoch(0.5)
         hits, clean, found, lacking, moved, right = map(sum, zip(*everything, strict=True))

@@ -79,6 +79,13 @@ def gradients(s) -> bool:
     return all(p.grad is not None and bool(p.grad.any()) for g in s.optimizer.param_groups for p in g["params"])
 
 
+@pytest.mark.parametrize("base", options.BASES)
+def test_every_base_trains_as_released(base):
+    """Extra views in all epochs, where nothing is corrected too."""
+    argv = [*TOY, "--arch", "mlp", "--epochs", "2", "--preset", "released", "--base", base, "--out", "r"]
+    assert train.main([*argv, *["--no-irnet"] * (base in options.WITHOUT_IRNET)]) == 0
+
+
 def test_swap_keeps_the_sizes_of_the_sets():
     assert train.main([*TOY, "--epochs", "4", "--e0", "1", "--tau", "0", "--swap", "--out", "r"]) == 0
     with np.load("r/candidates.npz") as file:
