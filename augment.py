@@ -217,10 +217,10 @@ def randaugment_part(x: Tensor, n: int, part: slice, generator: Generator | None
         slot = _host_order(share * len(RANGES), generator)[:n][part]  # of each sample, on the host
         u = torch.rand(len(RANGES), share, generator=generator, device=x.device).flatten()
         order, operation = slot.argsort(), slot.sort().values // share
-        place = slot[order].to(x.device, non_blocking=True)
+        place, there, back = (t.to(x.device, non_blocking=True) for t in (slot[order], order, order.argsort()))
         sizes = torch.bincount(operation, minlength=len(RANGES)).tolist()
-        done = apply_operations(x[order.to(x.device)], (low + u * (high - low))[place], sizes=sizes)
-        x = done[order.argsort().to(x.device)]
+        done = apply_operations(x[there], (low + u * (high - low))[place], sizes=sizes)
+        x = done[back]
     return x
 
 

@@ -278,7 +278,6 @@ def compare_part() -> None:
     assert torch.equal(*found)
 
 
-@pytest.mark.xfail(strict=True, reason="augment.randaugment_part: two of its copies to the device block")
 def test_a_ranks_part_of_a_batch():
     code, said = apart(compare_part)
     assert code == 0, said
