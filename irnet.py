@@ -90,26 +90,33 @@ def reweight(
 class CorrectionEpoch:
     """Watches the validation curve; `update(accuracy)` returns True once, at e0. Accuracies are fractions.
 
-    rule="smoothed": the released rule. The curve is averaged over `window` epochs (half on either side, the
-        newest value left out), and e0 is the first epoch >= window at which the last window/10 steps of the
-        average fall below 1e-6 in the mean. window=100 is the release at 1,000 epochs; a window of two would
-        compare a value with itself.
-    rule="released": the same with the last ten steps, whatever the window.
+    rule="smoothed": the release's, for long runs. The curve is averaged over `window` epochs (half on either side,
+        the newest value left out), and e0 is the first epoch >= window at which the last ten steps of the average
+        are below 1e-6 in the mean. The release has window=100 in 1,000 epochs.
+    rule="knee": ours, for runs of less than 100 epochs, in which a smoothed peak comes too late. e0 is the first
+        epoch at which the mean of the last `window` values is above that of the `window` before by no more than a
+        fifth of its whole rise since the first epoch; 4 * window at the latest.
     rule="paper": Algorithm 1 as printed, sum_{i=e-9..e} (res[i] - res[i-1]) < 1e-5, from epoch 11 on (res[0]
         does not exist).
     fixed=N: e0 = N, whatever the curve does (Fig. 6).
     """
 
     def __init__(self, window: int = 100, rule: str = "smoothed", fixed: int | None = None):
-        if rule not in ("smoothed", "released", "paper"):
-            raise ValueError(f"rule must be 'smoothed', 'released' or 'paper', not {rule!r}")
+        if rule not in ("smoothed", "knee", "paper"):
+            raise ValueError(f"rule must be 'smoothed', 'knee' or 'paper', not {rule!r}")
         if window < 3:
             raise ValueError(f"window must be at least 3 epochs, not {window}")
         self.window, self.rule, self.fixed = window, rule, fixed
-        earliest = dict(smoothed=window, released=max(window, 11), paper=11)[rule]
+        earliest = dict(smoothed=max(window, 11), knee=2 * window, paper=11)[rule]
         self.earliest = fixed if fixed is not None else earliest
         self.curve: list[float] = []
         self.e0: int | None = None
+
+    @classmethod
+    def of(cls, epochs: int, rule: str = "auto", window: int = 0, fixed: int | None = None) -> CorrectionEpoch:
+        """For a run of so many epochs. window=0: a tenth of them, at least 10; for the knee an eighth, at least 3."""
+        rule = rule if rule != "auto" else "knee" if epochs < 100 else "smoothed"
+        return cls(window or (max(3, round(epochs / 8)) if rule == "knee" else max(10, epochs // 10)), rule, fixed)
 
     def update(self, accuracy: float) -> bool:
         self.curve.append(float(accuracy))
@@ -119,19 +126,23 @@ class CorrectionEpoch:
         return True
 
     def _converged(self) -> bool:
-        res, n = self.curve, len(self.curve)
+        res, n, window = self.curve, len(self.curve), self.window
         if n < self.earliest or self.fixed is not None:
             return n >= self.earliest
         if self.rule == "paper":
             return res[-1] - res[-11] < 1e-5  # the sum telescopes
-        half, steps = self.window // 2, 10 if self.rule == "released" else max(1, self.window // 10)
+
+        def mean(start: int, end: int) -> float:
+            return math.fsum(res[start:end]) / (end - start)
+
+        if self.rule == "knee":
+            now, before = mean(n - window, n), mean(n - 2 * window, n - window)
+            return now - before <= 0.2 * (now - res[0]) or n >= 4 * window
 
         def smoothed(t: int) -> float:
-            part = res[max(0, t - half) : min(n - 1, t + half)]
-            return math.fsum(part) / len(part)
+            return mean(max(0, t - window // 2), min(n - 1, t + window // 2))
 
-        # the mean of the last `steps` differences of the average telescopes too
-        return (smoothed(n - 1) - smoothed(n - 1 - steps)) / steps < 1e-6
+        return (smoothed(n - 1) - smoothed(n - 11)) / 10 < 1e-6  # ten differences telescope too
 
     def state_dict(self) -> dict:
         return {"curve": list(self.curve), "e0": self.e0}
@@ -160,8 +171,8 @@ class IRNet:
         tau: float,
         epochs: int = 1000,
         *,
-        rule: str = "smoothed",
-        window: int | None = None,
+        rule: str = "auto",
+        window: int = 0,
         e0: int | None = None,
         swap: bool = False,
         weights_after: str = "value",
@@ -173,7 +184,7 @@ class IRNet:
             raise ValueError(f"weights_after must be 'value', 'uniform' or '1/C', not {weights_after!r}")
         self.candidates, self.tau, self.strict = candidates, tau, strict
         self.swap, self.weights_after = swap, weights_after
-        self.epoch = CorrectionEpoch(window or max(10, epochs // 10), rule, e0)
+        self.epoch = CorrectionEpoch.of(epochs, rule, window, e0)
         n, device = len(candidates), candidates.device
         self.corrected_at = torch.zeros(n, dtype=torch.int32, device=device)  # epoch of the latest correction
         self.corrected_to = torch.full((n,), -1, dtype=torch.int32, device=device)  # the label it moved in

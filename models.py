@@ -73,14 +73,10 @@ class Encoder(nn.Module):
             self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, embedding))
         for weight in self.parameters():
             if weight.ndim == 4:  # convolutions are faster with the channels last, on CPUs by half
-                weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+                weight.data = channels_last(weight.data)
 
     def features(self, images: Tensor) -> Tensor:
-        images = ((images - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
-        if images.shape[1] == 1:  # one channel lies the same way in both formats: say which it is, or the first
-            b, _, h, w = images.shape  # convolution answers in the other one, and what follows is slow
-            images = images.as_strided((b, 1, h, w), (h * w, 1, w, 1))
-        return self.backbone(images)
+        return self.backbone(channels_last((images - self.mean) / self.std))
 
     def forward(self, images: Tensor) -> Tensor:
         return self.classifier(self.features(images))
@@ -94,6 +90,13 @@ class Encoder(nn.Module):
         """The forward pass of an extra view: running statistics untouched."""
         with running_statistics_frozen(self, recorded):
             return self(images)
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """One channel lies the same way in both formats: say which it is, or the first convolution answers in the other
+    one, what follows is slow, and gradients do not lie as their weights do."""
+    _, c, h, w = x.shape
+    return x.contiguous(memory_format=torch.channels_last).as_strided(x.shape, (c * h * w, 1, c * w, c))
 
 
 @contextmanager

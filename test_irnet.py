@@ -106,7 +106,7 @@ def test_correct_and_reweight_worked_by_hand(swap):
     flagged, label = irnet.detect([f], s, 0.03)
     drop = irnet.least_likely(f, s) if swap else None
     new = irnet.correct(s, flagged, label, drop)
-    assert new.tolist() == [[True, False, True, False]] if swap else [[True, True, True, False]]
+    assert new.tolist() == [[True, not swap, True, False]]
     got = irnet.reweight(w, new, flagged, label, f[0, 2], drop)
     want = [[0.681818, 0, 0.318182, 0]] if swap else [[0.46875, 0.3125, 0.21875, 0]]
     assert torch.allclose(got, torch.tensor(want), atol=1e-6)
@@ -183,13 +183,32 @@ def test_smoothed_rule_against_the_running_average_written_out(window):
     curve = np.minimum(np.arange(300) / 120, 1) + rng.randn(300) * 0.05
     watch = irnet.CorrectionEpoch(window=window)
     found = next((e for e, a in enumerate(curve, 1) if watch.update(a)), None)
-    half, steps = window // 2, max(1, window // 10)
-    for n in range(window, 301):
+    half, steps = window // 2, 10
+    for n in range(max(window, 11), 301):
         acc = curve[:n]
         average = [acc[max(0, t - half) : min(n - 1, t + half)].mean() for t in range(n)]
         if np.diff(average)[-steps:].mean() < 1e-6:
             break
     assert found == n
+
+
+@pytest.mark.parametrize("window", [3, 5, 8])
+def test_knee_rule_against_its_sentence_and_a_worked_number(window):
+    """In NumPy, on noisy curves; and on one that rises by halves: 0.5, 0.75, 0.875, ..."""
+    for seed in range(20):
+        rng = np.random.RandomState(seed)
+        curve = 1 - np.exp(-np.arange(60) / rng.uniform(2, 40)) + rng.randn(60) * 0.03
+        watch = irnet.CorrectionEpoch(window, "knee")
+        found = next((e for e, a in enumerate(curve, 1) if watch.update(a)), None)
+        for e in range(2 * window, 61):
+            now, before = np.split(curve[e - 2 * window : e], 2)[::-1]
+            if now.mean() - before.mean() <= (now.mean() - curve[0]) / 5 or e == 4 * window:
+                break
+        assert found == e
+    watch = irnet.CorrectionEpoch(3, "knee")
+    # at 6: means 0.9635 and 0.7083, risen by 0.2552 of 0.4635; at 9: 0.9954 and 0.9635, by 0.0319 of 0.4954;
+    # at 8 by 0.0638 of 0.4909, at 7 by 0.1276 of 0.4818 > a fifth
+    assert [e for e in range(1, 20) if watch.update(1 - 0.5**e)] == [8]
 
 
 def test_correction_epoch_fixed_and_refused():
@@ -201,7 +220,9 @@ def test_correction_epoch_fixed_and_refused():
     with pytest.raises(ValueError, match="at least 3"):  # two would find e0 = 2 on this curve, as on any other
         irnet.CorrectionEpoch(2)
     sets = torch.eye(3, dtype=torch.bool)
-    assert [irnet.IRNet(sets, 0.1, epochs).epoch.window for epochs in (1000, 500, 40, 5)] == [100, 50, 10, 10]
+    made = [irnet.IRNet(sets, 0.1, epochs).epoch for epochs in (1000, 500, 100, 99, 40, 20, 5)]
+    assert [one.window for one in made] == [100, 50, 10, 12, 5, 3, 3]
+    assert [one.rule for one in made] == ["smoothed"] * 3 + ["knee"] * 4
     with pytest.raises(ValueError, match="rule"):
         irnet.CorrectionEpoch(rule="guess")
     again = irnet.CorrectionEpoch(fixed=3)

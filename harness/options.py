@@ -18,7 +18,7 @@ BASES = (*SIX, "mae", "mse", "sce", "gce", "plcr", "pico+", "alim", "supervised"
 PICO_FAMILY = ("pico", "pico+", "alim")  # two encoders, a queue, prototypes
 WITHOUT_IRNET = ("pico+", "alim", "supervised", "dividemix")  # noise has another answer there, or none
 ARCHS = ("resnet18", "cnn", "mlp")
-RULES, AMPS = ("smoothed", "released", "paper"), ("auto", "bf16", "fp16", "off")
+RULES, AMPS = ("auto", "smoothed", "knee", "paper"), ("auto", "bf16", "fp16", "off")
 FS, FORMS, PLACES = ("auto", "prototype", "classifier"), ("average", "soft_target"), ("device", "host")
 
 
@@ -75,8 +75,8 @@ GROUPS = {
         Option("strict", "as released: < in Eqs. 10-11, not <=", False),
         Option("swap", "move the least probable candidate out: Table 7", False),
         Option("e0", "the correction epoch: auto (found), or its number", "auto"),
-        Option("e0_rule", "on a smoothed curve, the release's, or Algorithm 1 as printed", "smoothed", RULES),
-        Option("window", "of the smoothed rule; 0 is epochs/10, at least 10", C=0),
+        Option("e0_rule", "smoothed (the release's), knee, paper; auto: knee under 100 epochs", "auto", RULES),
+        Option("window", "of the rule; 0 is epochs/10, at least 10, and for the knee epochs/8", C=0),
         Option("val", "the curve that e0 is read from: how often a held-out prediction is a candidate, or test "
                "accuracy, which leaks", "holdout", ("holdout", "test")),
         Option("weights_after", "weight of a label moved in: f(label), or", "value", ("value", "uniform", "1/C")),
@@ -209,7 +209,7 @@ def check_given(given: dict) -> None:
 
 # The release's own experiment (FACTS of its code, where the paper is silent or says otherwise). SCE with IRNet on
 # CIFAR-10 and KMNIST is in `fill`.
-RELEASED = dict(val="test", e0_rule="released", strict=True, record_views=True, views_share=1.0, form="soft_target")
+RELEASED = dict(val="test", e0_rule="smoothed", strict=True, record_views=True, views_share=1.0, form="soft_target")
 RELEASED |= dict(variant="released")
 
 
@@ -267,7 +267,7 @@ def check(c: dict) -> None:
     e0 = c["e0"] == "auto" or c["e0"].isdecimal() and len(c["e0"]) < 10 and 1 <= int(c["e0"]) <= epochs
     sizes = "from 8 to 1024" if table else "0 (as they are) or from 8 to 1024"
     special = {
-        "window": (c["window"] == 0 or c["window"] >= 3, "0 (epochs/10, at least 10) or at least 3"),
+        "window": (c["window"] == 0 or c["window"] >= 3, "0 (a share of the epochs) or at least 3"),
         "image_size": (size == 0 and not table or 8 <= size <= 1024, sizes),
         "out": (c["out"] != "", "a folder's name"),
         "queue": (not of_pico or c["batch_size"] <= c["queue"] <= 10**7, "from --batch-size to ten million"),

@@ -135,7 +135,7 @@ class Screen:
             f", {ranks.size()} ranks" if ranks.size() > 1 else ""
         )
         watched = learner.refine.epoch
-        rule = f"found by the {c.e0_rule} rule, window {watched.window}" if c.e0 == "auto" else c.e0
+        rule = f"found by the {watched.rule} rule, window {watched.window}" if c.e0 == "auto" else c.e0
         curve = f"{len(samples.held_out)} held-out samples"
         if c.val == "test":
             curve = "test accuracy, which leaks the test set; no noise estimate"

@@ -158,7 +158,7 @@ class PiCOPlus(PiCO):
 def moco(q: Tensor, k: Tensor, queue: Tensor, temperature: float = 0.07) -> Tensor:
     """-log( exp(q_i.k_i/T) / (exp(q_i.k_i/T) + sum_{a in queue} exp(q_i.k_a/T)) ), the mean over i."""
     with torch.autocast(q.device.type, enabled=False):
-        q, k, keys = q.float(), k.float(), queue.float().clone()  # a copy: the queue moves on before the backward pass
+        q, k, keys = q.float(), k.float(), queue.float().clone()  # the queue moves on before the backward pass
         similarity = torch.cat([(q * k).sum(1, keepdim=True), q @ keys.T], 1) / temperature  # [B, 1+Q]
     return -similarity.log_softmax(1)[:, 0].mean()
 

@@ -188,7 +188,8 @@ def test_pico_plus_against_a_loop(stage, monkeypatch):
             if rel[i]:
                 positive = set([j for j in everything if known[j]] + own)
             elif stage == "neighbours":
-                positive = set(sorted(others, key=lambda j, i=i: -float(sim[i, j]))[: k_near - 1] + own)  # itself is one of k
+                near = sorted(others, key=lambda j, i=i: -float(sim[i, j]))[: k_near - 1]  # itself is one of k
+                positive = set(near + own)
             else:
                 positive = set(own)
             row = (0.5 if rel[i] else 0.1) if stage == "neighbours" else 1.0

@@ -24,7 +24,7 @@ CLASSES, N, BATCH = 10, 64, 16
 
 
 def host_order(n: int, generator) -> torch.Tensor:
-    """Orders are drawn on the host from a CPU generator: reading them reads no device, but a fake has no numbers."""
+    """Orders are drawn on the host, from a CPU generator: reading them reads no device. A fake has no numbers."""
     order = torch.arange(n, device="cpu")
     order.tolist = lambda: list(range(n))
     return order

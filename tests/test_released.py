@@ -17,7 +17,7 @@ RUN = ["--preset", "released", "--dataset", "cifar10", "--q", "0.3", "--eta", "0
 
 def test_each_value_is_the_releases():
     c = configure(RUN)
-    assert (c.f, c.strict, c.val, c.e0_rule, c.window) == ("prototype", True, "test", "released", 0)
+    assert (c.f, c.strict, c.val, c.e0_rule, c.window) == ("prototype", True, "test", "smoothed", 0)
     assert (c.classifier_loss, c.weights_after, c.views, c.swap) == ("sce", "value", "w", False)
     assert (c.batch_size, c.lr, c.weight_decay, c.epochs) == (128, 0.01, 1e-3, 1000)
     assert (c.queue, c.key_momentum, c.prototype_momentum, c.phi) == (8192, 0.999, 0.99, (0.95, 0.8))
@@ -57,10 +57,10 @@ def test_kmnist_waits_for_a_tenth_of_the_run():
 
 
 def test_the_rule_has_ten_differences_and_a_window_of_a_tenth():
-    refine = irnet.IRNet(torch.ones(4, 3, dtype=torch.bool), 0.01, 1000, rule="released", window=0)
+    refine = irnet.IRNet(torch.ones(4, 3, dtype=torch.bool), 0.01, 1000, rule="smoothed", window=0)
     assert refine.epoch.window == 100
     for peak, fires in ((60, 118), (100, 157), (120, 176), (150, 206)):  # by the released code
-        watch = irnet.CorrectionEpoch(100, "released")
+        watch = irnet.CorrectionEpoch(100, "smoothed")
         curve = (0.2 + 0.7 * min(e, peak) / peak - 0.0002 * max(0, e - peak) for e in range(1, 400))
         assert next(e for e, value in enumerate(curve, 1) if watch.update(value)) == fires
 
@@ -70,7 +70,7 @@ def test_all_324_runs_of_table_2_are_configured():
     table2(grid)
     assert len(grid.jobs) == 324 and all(folder.parts[1] == "paper-released" for folder in grid.jobs)
     made = [configure(argv) for argv in grid.jobs.values()]
-    assert {c.preset for c in made} == {"released"} and {c.e0_rule for c in made} == {"released"}
+    assert {c.preset for c in made} == {"released"} and {c.e0_rule for c in made} == {"smoothed"}
     assert sum(c.classifier_loss == "sce" for c in made) == 2 * 9  # PiCO with IRNet on CIFAR-10 and KMNIST
 
 

@@ -179,6 +179,7 @@ class Twin:
                 p -= self.lr * self.momentum[name]
         self.update_weights(views[0], index, S, f)
         counts = self.count(index, S, f)
+        self.looked = [index[b] for b in near], [[f[b] for b in near], *f_z]
         if self.corrects:
             for place, b in enumerate(near):
                 moved, right = self.correct(index[b], S[b], f[b], [one[place] for one in f_z])
@@ -302,6 +303,10 @@ def follow(base, argv, monkeypatch, **more):
     argv = [*COMMON.split(), "--base", base, *argv.split(), *(OF_PICO.split() if base == "pico" else [])]
     _, learner, samples = prepared(argv if "tau" in more else [*argv, "--tau", "0"])
     twin, original, losses = Twin(base, learner, samples, more), train.train_step, []
+    correct, looked = learner.refine.correct, []
+    learner.refine.correct = lambda index, f, *more: (looked.append((index.tolist(), f)), correct(index, f, *more))[
+        1
+    ]
 
     def both(learner, index, x, labels, correcting):
         loss, tau, counts = original(learner, index, x, labels, correcting)
@@ -310,7 +315,11 @@ def follow(base, argv, monkeypatch, **more):
         assert not loss.requires_grad
         close(loss, wanted_loss, "loss")
         close(tau, wanted_tau, "tau")
-        assert counts.tolist() == wanted_counts
+        if correcting:  # f of x and of every extra view, of the samples that were looked at
+            index, f = looked.pop()
+            assert index == twin.looked[0]
+            close(torch.stack(list(f)), twin.looked[1], "f(x), f(z)")
+        assert counts.tolist() == wanted_counts and not looked
         same_state(learner, samples, twin)
         losses.append(wanted_loss)
         everything.append(wanted_counts)
@@ -357,6 +366,7 @@ def test_every_base_step_by_step(base, case, monkeypatch):
     ("proden", "--views ww", dict(views="ww")),
     ("proden", "--tau 0.01", dict(tau=0.01)),
     ("proden", "--views-share 0.5 --views s", dict(views_share=0.5, views="s")),
+    ("proden", "--views-share 0.5 --views none", dict(views_share=0.5, views="")),
     ("proden", "--record-views", dict(record_views=True)),
     ("pico", "--record-views --views ws", dict(record_views=True, views="ws")),
     ("pico", "--views-share 0.5", dict(views_share=0.5)),

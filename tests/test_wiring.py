@@ -218,9 +218,9 @@ OPTIONS = [
     ("--views none", lambda learner, samples: learner.extra, ""),
     ("--views-share 0.4", lambda learner, samples: learner.share, 0.4),
     ("--views-share 0.4 --views-all", lambda learner, samples: learner.share, 1),
-    ("--e0-rule released", lambda learner, samples: learner.refine.epoch.rule, "released"),
+    ("--e0-rule smoothed", lambda learner, samples: learner.refine.epoch.rule, "smoothed"),
     ("--e0-rule paper", lambda learner, samples: learner.refine.epoch.rule, "paper"),
-    ("--e0-rule released --window 15", lambda learner, samples: learner.refine.epoch.window, 15),
+    ("--e0-rule smoothed --window 15", lambda learner, samples: learner.refine.epoch.window, 15),
     ("--e0 2", lambda learner, samples: learner.refine.epoch.fixed, 2),
     ("--batch-size 20", lambda learner, samples: learner.batch_size, 20),
     ("--val test", lambda learner, samples: (len(samples.held_out), len(samples.pool)), (0, 60)),
@@ -308,7 +308,7 @@ def first(curve, **rule) -> int | None:
 )
 def test_e0_of_the_curve_with_known_answers(peak, released, paper):
     curve = [0.2 + 0.7 * min(e, peak) / peak - 0.0002 * max(0, e - peak) for e in range(1, 400)]
-    assert first(curve, window=100, rule="released") == released
+    assert first(curve, window=100, rule="smoothed") == released
     assert first(curve, window=100, rule="paper") == paper
 
 
@@ -320,9 +320,9 @@ def test_the_newest_value_does_not_count_in_the_released_rule(window):
     for slope in torch.linspace(-0.002, 0.002, 21).tolist():
         noise = (0.003 * torch.randn(window + 5, generator=g)).tolist()
         curve = [0.5 + slope * e + v for e, v in enumerate(noise)]
-        n = first(curve, window=window, rule="released") or len(curve)
+        n = first(curve, window=window, rule="smoothed") or len(curve)
         found = {
-            first([*curve[: n - 1], newest], window=window, rule="released") for newest in (0.0, curve[n - 1], 1)
+            first([*curve[: n - 1], newest], window=window, rule="smoothed") for newest in (0.0, curve[n - 1], 1)
         }
         assert len(found) == 1, (slope, n)
         fired += found
