@@ -114,7 +114,7 @@ class CorrectionEpoch:
 
     @classmethod
     def of(cls, epochs: int, rule: str = "auto", window: int = 0, fixed: int | None = None) -> CorrectionEpoch:
-        """For a run of so many epochs. window=0: a tenth of them, at least 10; for the knee an eighth, at least 3."""
+        """For a run of so many epochs. window=0: a tenth of them (at least 10), for the knee an eighth (3)."""
         rule = rule if rule != "auto" else "knee" if epochs < 100 else "smoothed"
         return cls(window or (max(3, round(epochs / 8)) if rule == "knee" else max(10, epochs // 10)), rule, fixed)
 

@@ -250,8 +250,10 @@ def check_epoch(c, learner: Learner, samples: data.Samples, row: dict) -> None:
 
             _, f = probabilities(learner, samples.held_out_images())
             row["tau"] = refine.tau = crowd.safe_tau(logits, f, held_out, high, temperature, c.tau)
-    look = epoch % c.transductive_every == 0 or epoch == c.epochs
-    row["transductive"] = accuracy(learner, samples.images, samples.labels) if look else math.nan
+    # a look at all training samples is a quarter of an epoch's work: on large data four in a run
+    every = c.transductive_every or (1 if len(samples.labels) < 5000 else max(1, c.epochs // 4))
+    looks = epoch % every == 0 or epoch == c.epochs
+    row["transductive"] = accuracy(learner, samples.images, samples.labels) if looks else math.nan
     row["noise_level"] = irnet.noise_level(samples.candidates, samples.labels)
     row["set_size"] = float(samples.candidates.sum(1).float().mean())
     row["e0"] = refine.e0

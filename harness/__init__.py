@@ -20,7 +20,8 @@ class Parser(argparse.ArgumentParser):
         from harness import ranks
 
         if ranks.first():
-            print(f"error: {message} (python {self.prog} --help lists the options)", file=sys.stderr)
+            python = "" if self.prog.startswith("python") else "python "
+            print(f"error: {message} ({python}{self.prog} --help lists the options)", file=sys.stderr)
         raise SystemExit(2)
 
 

@@ -107,7 +107,7 @@ GROUPS = {
         Option("amp", "of the networks; auto: bf16 on a card that has it, else fp16", "auto", AMPS),
         Option("compile", "torch.compile the networks and the augmentation", False),
         Option("threads", "of the CPU; 0 is torch's choice", None, "[0, 1024]", O=0),
-        Option("transductive_every", "epochs between looks at all training samples", None, "[1, inf)", int),
+        Option("transductive_every", "epochs between looks at all training samples; 0: by number", 0, "[0, inf)"),
     ),
     "run": (
         Option("snapshots", "epochs whose margins and test features are kept", (), type=int, count="+", kept=False),
@@ -243,7 +243,6 @@ def fill(given: dict, features: bool = False) -> dict:
     c["careful"] = is_own and c["tau"] is None and not c["no_irnet"]  # at e0 a stricter one may be found
     c["tau"] = default_tau(c) if c["tau"] is None else c["tau"]
     c["proto_start"] = c["proto_start"] or max(1, c["epochs"] // 10)
-    c["transductive_every"] = c["transductive_every"] or max(1, c["epochs"] // 100)
     return c
 
 

@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     if argv[:1] == ["compare"]:
         return compare(argv[1:])
     wanted = ["list", "compare", *TABLES, *FIGURES]
-    parser = Parser("-m paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("python -m paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=wanted, metavar="WHAT", help=", ".join(wanted))
     parser.add_argument("--scale", default="digits", choices=list(SCALES), help="size of the runs (default digits)")
     parser.add_argument(
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def compare(argv: list[str]) -> int:
     """One page about several runs."""
-    parser = Parser("-m paper compare", description="Several finished runs side by side on one page.")
+    parser = Parser("python -m paper compare", description="Several finished runs side by side on one page.")
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the folder of a finished run")
     parser.add_argument("--out", type=Path, default=Path("compare.html"), help="page (default compare.html)")
     chosen = parser.parse_args(argv)
