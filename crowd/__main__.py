@@ -14,7 +14,8 @@ from harness import InputError, Parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser("python -m crowd", description=crowd.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = Parser("python -m crowd", description=crowd.__doc__, formatter_class=form)
     commands = parser.add_subparsers(dest="command", required=True, metavar="predict|review")
     p = commands.add_parser("predict", help="labels of new images, or of an .npz, as CSV")
     p.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
