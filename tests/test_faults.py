@@ -94,11 +94,16 @@ def test_what_waits_is_written_however_the_run_ends(end, monkeypatch):
         with pytest.raises(ZeroDivisionError):
             train.main(argv)
     else:
-        before = signal.getsignal(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
         stopping_at(monkeypatch, 18, lambda: os.kill(os.getpid(), signal.SIGHUP))
         assert train.main(argv) == 129
-        signal.signal(signal.SIGHUP, before)
     assert len(json.loads(torch.load("r/checkpoint.pt", weights_only=True)["rows"])) == 3
+
+
+def test_under_nohup_a_closed_terminal_does_not_stop_a_run(monkeypatch):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stopping_at(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGHUP))
+    assert train.main([*SHORT, "--base", "cc", "--arch", "mlp", "--epochs", "2", "--out", "r"]) == 0
 
 
 def test_a_repeated_signal_at_once_is_the_same_request(monkeypatch):

@@ -312,6 +312,13 @@ def test_e0_of_the_curve_with_known_answers(peak, released, paper):
     assert first(curve, window=100, rule="paper") == paper
 
 
+def test_a_flat_curve_has_its_e0_as_soon_as_there_are_enough_epochs():
+    for rule in (dict(window=100), dict(window=12), dict(window=10), dict(rule="paper")):
+        earliest = 11 if "rule" in rule else max(11, rule["window"])  # ten differences need eleven values
+        assert first([0.5] * 200, **dict(rule="smoothed") | rule) == earliest
+    assert first([0.5] * 200, fixed=7) == 7
+
+
 @pytest.mark.parametrize("window", [20, 40, 100])
 def test_the_newest_value_does_not_count_in_the_released_rule(window):
     """A curve that fires at n does so whatever its value n is, and one that does not never does so for it."""
