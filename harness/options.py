@@ -284,7 +284,7 @@ def check(c: dict) -> None:
 def inside(value, interval: str | tuple) -> bool:
     if not interval or isinstance(interval, tuple) or value is None:
         return True  # argparse has looked at choices
-    low, high = map(float, interval[1:-1].split(","))
+    low, high = (int(end) if end.strip().isdecimal() else float(end) for end in interval[1:-1].split(","))
     return low <= value <= high and (value > low or interval[0] == "[") and (value < high or interval[-1] == "]")
 
 
