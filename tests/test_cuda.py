@@ -37,6 +37,11 @@ def fake_cuda(monkeypatch):
     with FakeTensorMode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.set_default_device("cuda")
+        try:
+            torch.zeros(1)
+        except RuntimeError as error:
+            torch.set_default_device(None)
+            pytest.skip(f"this torch pretends no card where there is no driver: {str(error).splitlines()[0]}")
         yield
         torch.set_default_device(None)
 
