@@ -38,7 +38,7 @@ def fake_cuda(monkeypatch):
         warnings.simplefilter("ignore")
         torch.set_default_device("cuda")
         try:
-            torch.zeros(1)
+            torch.zeros(1).to("cuda", copy=True)
         except RuntimeError as error:
             torch.set_default_device(None)
             pytest.skip(f"this torch pretends no card where there is no driver: {str(error).splitlines()[0]}")
