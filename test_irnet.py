@@ -202,13 +202,14 @@ def test_knee_rule_against_its_sentence_and_a_worked_number(window):
         found = next((e for e, a in enumerate(curve, 1) if watch.update(a)), None)
         for e in range(2 * window, 61):
             now, before = np.split(curve[e - 2 * window : e], 2)[::-1]
-            if now.mean() - before.mean() <= (now.mean() - curve[0]) / 5 or e == 4 * window:
+            if now.mean() - before.mean() <= 0.3 * (now.mean() - curve[0]) or e == 3 * window:
                 break
         assert found == e
     watch = irnet.CorrectionEpoch(3, "knee")
-    # at 6: means 0.9635 and 0.7083, risen by 0.2552 of 0.4635; at 9: 0.9954 and 0.9635, by 0.0319 of 0.4954;
-    # at 8 by 0.0638 of 0.4909, at 7 by 0.1276 of 0.4818 > a fifth
-    assert [e for e in range(1, 20) if watch.update(1 - 0.5**e)] == [8]
+    # at 6 the means are 0.9635 and 0.7083: risen by 0.2552 of 0.4635, more than three tenths; at 7 by 0.1276 of 0.4818
+    assert [e for e in range(1, 20) if watch.update(1 - 0.5**e)] == [7]
+    straight = irnet.CorrectionEpoch(5, "knee")  # no knee: half of its rise at 10, two fifths at 12, a third at 15
+    assert [e for e in range(1, 40) if straight.update(e / 100)] == [15]
 
 
 def test_correction_epoch_fixed_and_refused():

@@ -21,6 +21,7 @@ import sys
 from pathlib import Path
 
 from harness import InputError, Parser, report
+from paper import when
 from paper.figures import FIGURES, rows_of
 from paper.grid import SCALES, Grid
 from paper.tables import TABLES
@@ -30,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["compare"]:
         return compare(argv[1:])
-    wanted = ["list", "compare", *TABLES, *FIGURES]
+    wanted = ["list", "compare", "e0", *TABLES, *FIGURES]
     parser = Parser("python -m paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=wanted, metavar="WHAT", help=", ".join(wanted))
     parser.add_argument("--scale", default="digits", choices=list(SCALES), help="size of the runs (default digits)")
@@ -47,6 +48,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("compare comes first, then its runs: compare RUN RUN... [--out FILE]")
     if chosen.jobs < 1 or not chosen.seeds:
         parser.error("--jobs and --seeds: at least one")
+    if chosen.what == "e0":
+        return when.main(chosen.out, chosen.data)
     if chosen.what == "list":
         show_list(chosen.scale, chosen.seeds, chosen.out)
         return 0

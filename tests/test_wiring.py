@@ -2,22 +2,29 @@
 give by a plain loop, evaluation is in evaluation mode, and e0 is where it should be."""
 
 import csv
+import dataclasses
 import json
 import math
+import re
 import signal
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import augment
+import crowd
 import data
 import irnet
 import losses
 import models
 import train
 from conftest import prepared, rows, summary
+from crowd.model import Model
+from harness.results import summarise
 
 TOY = "--limit-train 60 --limit-test 40 --batch-size 16 --epochs 3 --device cpu --amp off --arch cnn".split()
 
@@ -154,75 +161,122 @@ def test_evaluation_mode_and_back(base):
     assert float((trained - own).abs().max()) > 0.01  # training mode would be seen
 
 
+def test_the_summary_of_rows_by_hand():
+    c = prepared([*TOY, "--seed", "3"])[0]
+    found = [(0.2, 0.5, 0, math.nan), (0.6, 0.7, 0, math.nan), (0.4, 0.7, 3, 1.0), (0.3, 0.9, 1, 0.0)]
+    keys = ("test", "val", "corrections", "correction_precision")
+    more = dict(transductive=0.25, noise_level=0.125, images_per_second=2.0, seconds=1.5)
+    given = [dict(zip(keys, row, strict=True)) | more | dict(epoch=e) for e, row in enumerate(found, 1)]
+    got = summarise(c, given, 3, 0.05, 0.5)
+    assert (got["best"], got["last"], got["gap"]) == (0.6, 0.3, pytest.approx(0.3))
+    assert got["val_selected"] == 0.4  # of the first three the best on what was not trained on, the later of two
+    assert (got["corrections"], got["correction_precision"], got["seconds"]) == (4, 0.75, 6)
+    assert (got["e0"], got["tau"], got["noise_before"], got["noise_after"], got["seed"]) == (3, 0.05, 0.5, 0.125, 3)
+
+
+def test_caution_is_for_ones_own_data_and_reads_f_and_the_upper_end(monkeypatch):
+    c, learner, samples = prepared([*TOY, "--e0", "1"])
+    assert c.careful is False
+    train.train_epoch(learner, samples, 1, 3, 0.1)
+    monkeypatch.setattr(crowd, "safe_tau", lambda *given: called.append(given) or 0.077)
+    called, row = [], dict(epoch=1)
+    train.check_epoch(dataclasses.replace(c, careful=True), learner, samples, row)
+    logits, f, sets, eta, temperature, tau = called[0]
+    images, estimate = samples.held_out_images(), row["noise_estimate"]
+    torch.testing.assert_close(logits, train.logits_of(learner, images))
+    torch.testing.assert_close(f, train.probabilities(learner, images)[1])
+    assert torch.equal(sets, samples.candidates[samples.held_out]) and tau == c.tau
+    assert (eta, temperature) == (estimate["high"], estimate["temperature"]) and estimate["eta"] < estimate["high"]
+    assert row["tau"] == learner.refine.tau == 0.077
+
+
+# ------------------------------------------------------------------ one's own data
+
+
+def test_own_rows_stay_beside_their_images(capsys):
+    """Training and test rows in turn; a limit; what is asked of the annotators reaches the reader."""
+    grey = [20 * i for i in range(10)]
+    for i, value in enumerate(grey):
+        Image.new("L", (8, 8), value).save(f"{i}.png")
+    lines = [f"{i}.png,{'ab'[i % 2]},{'ab'[i % 2]},{'test' if i % 3 == 0 else 'train'}" for i in range(10)]
+    Path("t.csv").write_text("\n".join(["file,label,truth,split", *lines]))
+    d = data.load("t.csv", size=8, limit_train=5)
+    assert (
+        d.images[:, 0, 0, 0].tolist() == [20, 40, 80, 100, 140] and d.test_images[:, 0, 0, 0].tolist() == grey[::3]
+    )
+    assert d.files == ["1.png", "2.png", "4.png", "5.png", "7.png"] and d.labels.tolist() == [1, 0, 0, 1, 1]
+    assert d.candidates.tolist() == [[y == 0, y == 1] for y in d.labels.tolist()] and d.votes.shape == (5, 2)
+    votes = np.repeat([[9, 1], [1, 9]], 10, 0)
+    np.savez("v.npz", x_train=np.zeros((20, 8, 8), np.uint8), votes=votes)
+    argv = "--dataset v.npz --batch-size 4 --epochs 1 --device cpu".split()
+    assert train.main([*argv, "--reliability", "0.95", "--out", "r"]) == 2
+    assert "--reliability 0.95" in capsys.readouterr().err
+
+
+def test_the_review_and_the_model_in_numbers(finished):
+    """Bars from the largest on, the count of flagged ones; colour pictures as Pillow turns them grey."""
+    d, table = data.load("digits", limit_train=60), (finished / "labels.csv").read_text()
+    p = logits_one_by_one(loaded(finished), d.images).softmax(1)
+    page = crowd.review(table, d, p, "digits", "r")
+    assert f"{table.count(',yes,')} of which are flagged" in page and 0 < table.count(",yes,") < 60
+    for card, row in zip(page.split("<article")[1:], csv.DictReader(table.splitlines()), strict=True):
+        bars = [float(v) for v in re.findall(r'value="([0-9.]+)"', card)]
+        assert bars == pytest.approx(sorted(p[int(row["row"])].tolist())[:-5:-1], abs=1e-4)
+    colour = torch.randint(256, (5, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    grey = [np.array(Image.fromarray(x.permute(1, 2, 0).numpy()).convert("L")) for x in colour]
+    model = Model(finished)
+    torch.testing.assert_close(model(colour), model(torch.tensor(np.stack(grey))[:, None]), atol=0.002, rtol=0.02)
+
+
 # ------------------------------------------------------------------ every option where it acts
-
-
-def refined(name):
-    return lambda learner, samples: getattr(learner.refine, name)
-
-
-def based(name):
-    return lambda learner, samples: getattr(learner.base, name)
-
-
-def networked(name):
-    return lambda learner, samples: getattr(learner.network, name)
 
 
 def group(name):
     return lambda learner, samples: [g[name] for g in learner.optimizer.param_groups]
 
 
-def encoders(learner, samples):
-    return [m.records for m in learner.network.modules() if isinstance(m, models.Encoder)]
+def records(learner, samples):
+    encoders = [m.records for m in learner.network.modules() if isinstance(m, models.Encoder)]
+    return [*encoders, learner.base.newest, learner.always]
 
 
 OPTIONS = [
-    ("--proto-start 3", based("proto_start"), 3),
-    ("--classifier-loss ce", based("classifier_loss"), losses.weighted_ce),
-    ("--classifier-loss sce", based("classifier_loss"), losses.PiCO._sce),
-    ("--phi 0.7 0.2", based("phi_range"), (0.7, 0.2)),
-    ("--f classifier", based("f"), "classifier"),
-    ("--f prototype", based("f"), "prototype"),
-    ("--record-views", based("newest"), True),
-    ("--record-views", encoders, [True, True]),
-    ("--record-views", lambda learner, samples: learner.always, True),
-    ("", based("newest"), False),
-    ("", encoders, [False, False]),
-    ("", lambda learner, samples: learner.always, False),
-    ("--queue 77", lambda learner, samples: len(learner.network.queue), 77),
-    ("--queue 77", lambda learner, samples: len(learner.network.queue_labels), 77),
-    ("--key-momentum 0.25", networked("key_momentum"), 0.25),
-    ("--prototype-momentum 0.35", networked("prototype_momentum"), 0.35),
-    ("--base lwc --beta 2.5", based("beta"), 2.5),
-    ("--base log --variant released", based("function"), losses.cc),
-    ("--base log --variant published", based("function"), losses.log),
-    ("--base rc --variant released", based("as_released"), True),
-    ("--base rc --variant published", based("as_released"), False),
-    ("--base mae --form soft_target", based("form"), dict(form="soft_target")),
-    ("--base sce --form average", based("form"), dict(form="average")),
-    ("--crop 0.35 --flip 0.15", lambda learner, samples: learner.views.strength, dict(crop=0.35, flip=0.15)),
+    ("--proto-start 3", "base.proto_start", 3),
+    ("--classifier-loss ce", "base.classifier_loss", losses.weighted_ce),
+    ("--classifier-loss sce", "base.classifier_loss", losses.PiCO._sce),
+    ("--phi 0.7 0.2", "base.phi_range", (0.7, 0.2)),
+    ("--f classifier", "base.f", "classifier"),
+    ("--record-views", records, [True] * 4),
+    ("", records, [False] * 4),
+    ("--queue 77", "network.queue.shape", (77, 128)),
+    ("--key-momentum 0.25", "network.key_momentum", 0.25),
+    ("--prototype-momentum 0.35", "network.prototype_momentum", 0.35),
+    ("--base lwc --beta 2.5", "base.beta", 2.5),
+    ("--base log --variant released", "base.function", losses.cc),
+    ("--base log --variant published", "base.function", losses.log),
+    ("--base rc --variant released", "base.as_released", True),
+    ("--base rc --variant published", "base.as_released", False),
+    ("--base mae --form soft_target", "base.form", dict(form="soft_target")),
+    ("--base sce --form average", "base.form", dict(form="average")),
+    ("--crop 0.35 --flip 0.15", "views.strength", dict(crop=0.35, flip=0.15)),
     ("--weight-decay 0.07", group("weight_decay"), [0.07]),
-    ("--weight-decay 0", group("weight_decay"), [0]),
     ("", group("momentum"), [0.9]),
-    ("", group("dampening"), [0]),
-    ("", group("nesterov"), [False]),
-    ("--tau 0.123", refined("tau"), 0.123),
-    ("--swap", refined("swap"), True),
-    ("", refined("swap"), False),
-    ("--strict", refined("strict"), True),
-    ("", refined("strict"), False),
-    ("--weights-after uniform", refined("weights_after"), "uniform"),
-    ("--weights-after 1/C", refined("weights_after"), "1/C"),
-    ("--views ws", lambda learner, samples: learner.extra, "ws"),
-    ("--views none", lambda learner, samples: learner.extra, ""),
-    ("--views-share 0.4", lambda learner, samples: learner.share, 0.4),
-    ("--views-share 0.4 --views-all", lambda learner, samples: learner.share, 1),
-    ("--e0-rule smoothed", lambda learner, samples: learner.refine.epoch.rule, "smoothed"),
-    ("--e0-rule paper", lambda learner, samples: learner.refine.epoch.rule, "paper"),
-    ("--e0-rule smoothed --window 15", lambda learner, samples: learner.refine.epoch.window, 15),
-    ("--e0 2", lambda learner, samples: learner.refine.epoch.fixed, 2),
-    ("--batch-size 20", lambda learner, samples: learner.batch_size, 20),
+    ("--tau 0.123", "refine.tau", 0.123),
+    ("--swap", "refine.swap", True),
+    ("", "refine.swap", False),
+    ("--strict", "refine.strict", True),
+    ("", "refine.strict", False),
+    ("--weights-after uniform", "refine.weights_after", "uniform"),
+    ("--weights-after 1/C", "refine.weights_after", "1/C"),
+    ("--views ws", "extra", "ws"),
+    ("--views none", "extra", ""),
+    ("--views-share 0.4", "share", 0.4),
+    ("--views-share 0.4 --views-all", "share", 1),
+    ("--e0-rule smoothed", "refine.epoch.rule", "smoothed"),
+    ("--e0-rule paper", "refine.epoch.rule", "paper"),
+    ("--e0-rule smoothed --window 15", "refine.epoch.window", 15),
+    ("--e0 2", "refine.epoch.fixed", 2),
+    ("--batch-size 20", "batch_size", 20),
     ("--val test", lambda learner, samples: (len(samples.held_out), len(samples.pool)), (0, 60)),
     ("--val holdout", lambda learner, samples: (len(samples.held_out), len(samples.pool)), (6, 54)),
     ("--data-device host", lambda learner, samples: samples.on_host, True),
@@ -235,8 +289,16 @@ OPTIONS = [
 
 @pytest.mark.parametrize("argv, where, value", OPTIONS, ids=[f"{i}: {o[0]}" for i, o in enumerate(OPTIONS)])
 def test_an_option_reaches_where_it_acts(argv, where, value):
-    got = where(*prepared([*TOY, *argv.split()])[1:])
+    _, learner, samples = prepared([*TOY, *argv.split()])
+    got = attrgetter(where)(learner) if isinstance(where, str) else where(learner, samples)
     assert got == value and (not isinstance(value, bool) or bool(got) is value)
+
+
+def test_the_seed_reaches_the_sets_the_weights_and_the_draws():
+    (_, a, one), (_, b, two) = (prepared([*TOY, "--seed", seed]) for seed in "12")
+    assert not torch.equal(one.before, two.before) and not torch.equal(one.held_out, two.held_out)
+    assert not torch.equal(a.network.query.classifier.weight, b.network.query.classifier.weight)
+    assert not torch.equal(a.views.generator.get_state(), b.views.generator.get_state())
 
 
 def test_the_learning_rate_and_the_batch_are_those_given():
