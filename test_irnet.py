@@ -206,7 +206,7 @@ def test_knee_rule_against_its_sentence_and_a_worked_number(window):
                 break
         assert found == e
     watch = irnet.CorrectionEpoch(3, "knee")
-    # at 6 the means are 0.9635 and 0.7083: risen by 0.2552 of 0.4635, more than three tenths; at 7 by 0.1276 of 0.4818
+    # at 6 the means are 0.9635 and 0.7083: risen by 0.2552 of 0.4635, over three tenths; at 7 by 0.1276 of 0.4818
     assert [e for e in range(1, 20) if watch.update(1 - 0.5**e)] == [7]
     straight = irnet.CorrectionEpoch(5, "knee")  # no knee: half of its rise at 10, two fifths at 12, a third at 15
     assert [e for e in range(1, 40) if straight.update(e / 100)] == [15]
