@@ -69,7 +69,7 @@ GROUPS = {
         Option("tau", "tau_epsilon of Eqs. 10-11 (default: the table below; on one's own data stricter where the "
                "noise estimate asks for it)", None, "[0, 1)", float),
         Option("views", "extra views of Eqs. 11-12, weak or strong", "w", ("none", "w", "s", "ww", "ws", "ss")),
-        Option("views_share", "share of a batch that is looked at under them, by margin", None, "(0, 1]", O=1.0),
+        Option("views_share", "share of a batch that is looked at under them, by margin", None, "(0, 1]", O=0.25),
         Option("views_all", "the whole batch is: --views-share 1", False),
         Option("record_views", "as released: extra views in all epochs, in the running statistics", False),
         Option("strict", "as released: < in Eqs. 10-11, not <=", False),

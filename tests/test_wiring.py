@@ -76,7 +76,7 @@ def test_model_pt_is_the_query_encoder_without_its_head(finished):
 
 def test_a_row_says_what_the_files_give_by_a_plain_loop(finished):
     d, state, encoder = data.load("digits", limit_train=60, limit_test=40), state_of(finished), loaded(finished)
-    before, last = rows(finished)[-2:]
+    last = rows(finished)[-1]
     guess = logits_one_by_one(encoder, d.images).argmax(1).tolist()
     test_guess = logits_one_by_one(encoder, d.test_images).argmax(1).tolist()
     test = sum(a == b for a, b in zip(test_guess, d.test_labels.tolist(), strict=True)) / 40
@@ -87,9 +87,7 @@ def test_a_row_says_what_the_files_give_by_a_plain_loop(finished):
     assert last["val"] == pytest.approx(sum(bool(S[i, guess[i]]) for i in held_out) / 6)
     assert last["noise_level"] == pytest.approx(sum(not S[i, y] for i, y in enumerate(d.labels.tolist())) / 60)
     assert last["set_size"] == pytest.approx(int(S.sum()) / 60)
-    assert (
-        before["transductive"] is not None and rows(finished)[0]["transductive"] is None
-    )  # every 2, and at the end
+    assert [row["transductive"] is None for row in rows(finished)] == [True, False, False]  # every 2, and the last
     assert [row["e0"] for row in rows(finished)] == [1, 1, 1]
     got = summary(finished)
     moved = [(row["corrections"], row["correction_precision"] or 0) for row in rows(finished)]
@@ -107,6 +105,9 @@ def test_the_files_agree_on_the_sets(finished):
     assert np.array_equal(after, state["refine"]["candidates"].numpy()) and (before != after).any()
     assert np.array_equal(at, state["refine"]["corrected_at"].numpy()) and set(at.tolist()) <= {0, 2, 3}
     assert np.array_equal(label, state["refine"]["corrected_to"].numpy())
+    noise = 1 - before[np.arange(60), truth].mean()
+    assert summary(finished)["noise_before"] == pytest.approx(noise) and summary(finished)["noise_after"] != noise
+    assert [one["epoch"] for one in json.loads(state["histograms"])] == [1, 3]  # of e0 and of the end
 
 
 def test_labels_csv_has_the_margin_of_f_and_the_classifiers_prediction(finished):
@@ -179,15 +180,16 @@ def test_caution_is_for_ones_own_data_and_reads_f_and_the_upper_end(monkeypatch)
     assert c.careful is False
     train.train_epoch(learner, samples, 1, 3, 0.1)
     monkeypatch.setattr(crowd, "safe_tau", lambda *given: called.append(given) or 0.077)
+    monkeypatch.setattr(irnet, "estimate_noise", lambda *given: (0.2, 1.5, (0.1, 0.4)))
     called, row = [], dict(epoch=1)
     train.check_epoch(dataclasses.replace(c, careful=True), learner, samples, row)
     logits, f, sets, eta, temperature, tau = called[0]
-    images, estimate = samples.held_out_images(), row["noise_estimate"]
+    images = samples.held_out_images()
     torch.testing.assert_close(logits, train.logits_of(learner, images))
     torch.testing.assert_close(f, train.probabilities(learner, images)[1])
     assert torch.equal(sets, samples.candidates[samples.held_out]) and tau == c.tau
-    assert (eta, temperature) == (estimate["high"], estimate["temperature"]) and estimate["eta"] < estimate["high"]
-    assert row["tau"] == learner.refine.tau == 0.077
+    assert (eta, temperature) == (0.4, 1.5) and row["tau"] == learner.refine.tau == 0.077
+    assert row["noise_estimate"] == dict(eta=0.2, low=0.1, high=0.4, temperature=1.5)
 
 
 # ------------------------------------------------------------------ one's own data
@@ -217,8 +219,9 @@ def test_the_review_and_the_model_in_numbers(finished):
     """Bars from the largest on, the count of flagged ones; colour pictures as Pillow turns them grey."""
     d, table = data.load("digits", limit_train=60), (finished / "labels.csv").read_text()
     p = logits_one_by_one(loaded(finished), d.images).softmax(1)
+    table = table.replace(",no,", ",yes,").replace(",yes,", ",no,", 7)
     page = crowd.review(table, d, p, "digits", "r")
-    assert f"{table.count(',yes,')} of which are flagged" in page and 0 < table.count(",yes,") < 60
+    assert "of 60 samples, 53 of which are flagged" in page
     for card, row in zip(page.split("<article")[1:], csv.DictReader(table.splitlines()), strict=True):
         bars = [float(v) for v in re.findall(r'value="([0-9.]+)"', card)]
         assert bars == pytest.approx(sorted(p[int(row["row"])].tolist())[:-5:-1], abs=1e-4)
@@ -303,21 +306,21 @@ def test_the_seed_reaches_the_sets_the_weights_and_the_draws():
 
 def test_the_learning_rate_and_the_batch_are_those_given():
     """The schedule of a whole run, through train.main."""
-    argv = [*TOY, *"--base cc --lr 0.07 --epochs 4 --batch-size 9 --val test --out r".split()]
+    argv = [*TOY, *"--base cc --lr 0.07 --epochs 4 --batch-size 9 --val test --image-size 12 --out r".split()]
     assert train.main(argv) == 0
-    low = 0.07 / 1000
-    want = [low + (0.07 - low) * (1 + math.cos(math.pi * e / 4)) / 2 for e in (1, 2, 3, 4)]
+    want = [0.00007 + 0.06993 * (1 + math.cos(math.pi * e / 4)) / 2 for e in (1, 2, 3, 4)]
     assert [row["lr"] for row in rows("r")] == pytest.approx(want)
-    state = state_of(Path("r"))
+    assert None not in [row["transductive"] for row in rows("r")]  # few samples are looked at in every epoch
+    state, config = state_of(Path("r")), json.loads(Path("r/config.json").read_text())
     assert state["optimizer"]["param_groups"][0]["lr"] == pytest.approx(want[-1])
-    assert int(state["network"]["backbone.2.num_batches_tracked"]) == 4 * (60 // 9)
+    steps = int(state["network"]["backbone.2.num_batches_tracked"])
+    assert steps == 4 * (60 // 9) and config["network"]["size"] == 12
 
 
 @pytest.mark.parametrize("kind", ["w", "s"])
 def test_flip_mirrors_and_crop_cuts(kind):
     """A crop of all, and a flip always or never: the same views, mirrored (a strong one is bent after that)."""
-    x = data.load("digits", limit_train=12).images
-    view = {}
+    x, view = data.load("digits", limit_train=12).images, {}
     for crop, flip in ((1, 0), (1, 1), (0.2, 0)):
         _, learner, _ = prepared([*TOY, "--crop", str(crop), "--flip", str(flip)])
         state = learner.views.generator.get_state()
@@ -335,8 +338,7 @@ def test_flip_mirrors_and_crop_cuts(kind):
 def test_the_extra_views_see_the_prototypes_that_x_saw(strict):
     """In PiCO's first step they are all zero: every margin is 0, which meets <= -0 but not < -0, and the first
     label outside is the same in all views."""
-    argv = [*TOY, "--tau", "0", "--views", "ws", *(["--strict"] if strict else [])]
-    _, learner, samples = prepared(argv)
+    _, learner, samples = prepared([*TOY, "--tau", "0", "--views", "ws", *(["--strict"] if strict else [])])
     index = torch.arange(16)
     old = samples.candidates[index].clone()
     _, tau, counts = train.train_step(learner, index, samples.images[index], samples.labels[index], True)
