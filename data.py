@@ -85,7 +85,7 @@ class Dataset:
             every = 1 + math.prod(tensor.shape) // 100_000_000
             digest.update(str(tuple(tensor.shape)).encode())
             rows = torch.arange(0, len(tensor), every)
-            for some in rows.split(max(1, 10_000_000 // max(1, math.prod(tensor.shape[1:])))):  # ten megabytes
+            for some in rows.split(max(1, 2_000_000 // max(1, math.prod(tensor.shape[1:])))):  # a few megabytes
                 digest.update(tensor[some].contiguous().numpy())
         return digest.hexdigest()
 
@@ -148,7 +148,7 @@ def _digits() -> Dataset:
 def statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation of the channels in [0, 1], over ten thousand images at the most."""
     enough = min(10_000, len(images), max(1, 50_000_000 // math.prod(images.shape[1:])))
-    few = max(1, 2_000_000 // math.prod(images.shape[1:]))  # at a time: doubles are large
+    few = max(1, 400_000 // math.prod(images.shape[1:]))  # at a time: doubles are large
     count, total, squares = 0, 0.0, 0.0
     for some in torch.arange(enough).split(few):
         pixels = images[some].transpose(0, 1).flatten(1).double() / 255  # [ch, n H W]

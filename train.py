@@ -87,8 +87,8 @@ def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
         views = data.FeatureViews(generator, c.feature_noise, dataset.std, part)
     return Learner(
         ranks.spread(network, parts=not base.mixes), shape, base, refine, optimizer, views,
-        "" if c.views == "none" else c.views, 1.0 if c.views_all else c.views_share, c.record_views,
-        c.batch_size, device, precision,
+        "" if c.views == "none" else c.views, 1.0 if c.views_all or c.record_views else c.views_share,
+        c.record_views, c.batch_size, device, precision,
     ), samples  # fmt: skip
 
 

@@ -300,6 +300,7 @@ def same_state(learner, samples, twin):
 
 def follow(base, argv, monkeypatch, **more):
     """Two epochs, e0 the first -> how many were corrected in the second, of how many."""
+    argv += "" if "views_share" in more else " --views-all"
     argv = [*COMMON.split(), "--base", base, *argv.split(), *(OF_PICO.split() if base == "pico" else [])]
     _, learner, samples = prepared(argv if "tau" in more else [*argv, "--tau", "0"])
     twin, original, losses = Twin(base, learner, samples, more), train.train_step, []

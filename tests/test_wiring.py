@@ -338,7 +338,9 @@ def test_flip_mirrors_and_crop_cuts(kind):
 def test_the_extra_views_see_the_prototypes_that_x_saw(strict):
     """In PiCO's first step they are all zero: every margin is 0, which meets <= -0 but not < -0, and the first
     label outside is the same in all views."""
-    _, learner, samples = prepared([*TOY, "--tau", "0", "--views", "ws", *(["--strict"] if strict else [])])
+    _, learner, samples = prepared(
+        [*TOY, *"--tau 0 --views ws --views-all".split(), *(["--strict"] if strict else [])]
+    )
     index = torch.arange(16)
     old = samples.candidates[index].clone()
     _, tau, counts = train.train_step(learner, index, samples.images[index], samples.labels[index], True)
