@@ -24,8 +24,7 @@ from harness import InputError, checkpoint, folder, options, ranks
 from harness.ranks import say
 from harness.terminal import Screen
 
-# what of a row only the hidden truth tells
-NEED_TRUTH = ("phi_c", "phi_n", "bayes_error", "correction_precision", "transductive", "noise_level")
+NEED_TRUTH = ("phi_c", "phi_n", "bayes_error", "correction_precision", "transductive", "noise_level")  # the hidden one
 
 # ------------------------------------------------------------------ Alg. 1: initialise f
 
@@ -83,8 +82,7 @@ def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
         models.compile_backbones(network)
     part = (lambda rows: slice(None)) if base.mixes else ranks.part
     views = data.ImageViews(generator, part, crop=c.crop, flip=c.flip)
-    if dataset.features:
-        views = data.FeatureViews(generator, c.feature_noise, dataset.std, part)
+    views = data.FeatureViews(generator, c.feature_noise, dataset.std, part) if dataset.features else views
     return Learner(
         ranks.spread(network, parts=not base.mixes), shape, base, refine, optimizer, views,
         "" if c.views == "none" else c.views, 1.0 if c.views_all or c.record_views else c.views_share,
@@ -252,8 +250,8 @@ def check_epoch(c, learner: Learner, samples: data.Samples, row: dict) -> None:
             row["tau"] = refine.tau = crowd.safe_tau(logits, f, held_out, high, temperature, c.tau)
     # a look at all training samples is a quarter of an epoch's work: on large data four in a run
     every = c.transductive_every or (1 if len(samples.labels) < 5000 else max(1, c.epochs // 4))
-    looks = epoch % every == 0 or epoch == c.epochs
-    row["transductive"] = accuracy(learner, samples.images, samples.labels) if looks else math.nan
+    look = (samples.images, samples.labels) if epoch % every == 0 or epoch == c.epochs else None
+    row["transductive"] = accuracy(learner, *look) if look else math.nan
     row["noise_level"] = irnet.noise_level(samples.candidates, samples.labels)
     row["set_size"] = float(samples.candidates.sum(1).float().mean())
     row["e0"] = refine.e0
@@ -266,8 +264,7 @@ def train(c, run: folder.Run) -> int:
     if finished:
         say(f"{run.folder} is finished: summary.json has its results, candidates.npz its candidate sets")
         return 0
-    if c.threads:
-        torch.set_num_threads(c.threads)
+    torch.set_num_threads(c.threads or torch.get_num_threads())
     own = dict(min_votes=c.min_votes, reliability=c.reliability, classes=c.classes)
     source = (c.dataset, c.data, c.image_size or None, c.limit_train, c.limit_test)
     dataset = ranks.one_first(lambda: data.load(*source, **own))

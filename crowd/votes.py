@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from crowd.images import decode
-from harness import InputError
-from harness.options import is_table
+from harness import InputError, is_table
 
 MOST_CLASSES = 10_000
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
+from pathlib import Path
 
 
 class InputError(ValueError):
@@ -29,3 +30,13 @@ def nearest(option: str, value: str, names: list[str], listed: bool = True) -> s
     guess = difflib.get_close_matches(value, names, 1)
     choose = f"; choose {', '.join(names)}" if listed else ""
     return f"{option} {value}: unknown{choose}" + (f" (did you mean {guess[0]}?)" if guess else "")
+
+
+def is_table(path: Path) -> bool:
+    """One's own data as a table beside its images."""
+    return path.suffix.lower() in (".csv", ".tsv")
+
+
+def flag(name: str) -> str:
+    """An option as it is typed."""
+    return f"--{name.replace('_', '-')}"

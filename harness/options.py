@@ -11,15 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import InputError, Parser, nearest, ranks
+from harness import InputError, Parser, flag, is_table, nearest, ranks
 
 SIX = ("cc", "rc", "log", "proden", "lwc", "pico")
 BASES = (*SIX, "mae", "mse", "sce", "gce", "plcr", "pico+", "alim", "supervised", "dividemix")
 PICO_FAMILY = ("pico", "pico+", "alim")  # two encoders, a queue, prototypes
 WITHOUT_IRNET = ("pico+", "alim", "supervised", "dividemix")  # noise has another answer there, or none
-ARCHS = ("resnet18", "cnn", "mlp")
+ARCHS, VALS, PLACES = ("resnet18", "cnn", "mlp"), ("holdout", "test"), ("device", "host")
 RULES, AMPS = ("auto", "smoothed", "knee", "paper"), ("auto", "bf16", "fp16", "off")
-FS, FORMS, PLACES = ("auto", "prototype", "classifier"), ("average", "soft_target"), ("device", "host")
+FS, FORMS = ("auto", "prototype", "classifier"), ("average", "soft_target")
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,7 @@ GROUPS = {
     ),
     "one's own data": (
         Option("min_votes", "a label is a candidate from N votes on, or if none has more", 1, "[1, inf)"),
-        Option("reliability", "without a test set, score on samples whose most frequent label has at least this "
-               "share of the votes, at most a fifth of all", 0.8, "(0, 1]"),
+        Option("reliability", "without a test set: agreement of the samples to score on", 0.8, "(0, 1]"),
         Option("classes", "the names of all classes (default: the labels in the data)", type=str, count="+"),
         Option("feature_noise", "noise that augments features, in deviations; strong: twice", 0.1, "[0, 10]"),
     ),
@@ -66,8 +65,7 @@ GROUPS = {
         Option("preset", "released: the experiment as the authors' code has it", "ours", ("ours", "released")),
         Option("base", ", ".join(BASES), "pico"),
         Option("no_irnet", "the base alone: e0 is looked for, nothing is corrected", False),
-        Option("tau", "tau_epsilon of Eqs. 10-11 (default: the table below; on one's own data stricter where the "
-               "noise estimate asks for it)", None, "[0, 1)", float),
+        Option("tau", "tau_epsilon of Eqs. 10-11 (default: the table below)", None, "[0, 1)", float),
         Option("views", "extra views of Eqs. 11-12, weak or strong", "w", ("none", "w", "s", "ww", "ws", "ss")),
         Option("views_share", "share of a batch that is looked at under them, by margin", None, "(0, 1]", O=0.25),
         Option("views_all", "the whole batch is: --views-share 1", False),
@@ -77,21 +75,20 @@ GROUPS = {
         Option("e0", "the correction epoch: auto (found), or its number", "auto"),
         Option("e0_rule", "smoothed (the release's), knee, paper; auto: knee under 100 epochs", "auto", RULES),
         Option("window", "of the rule; 0 is epochs/10, at least 10, and for the knee epochs/8", C=0),
-        Option("val", "the curve that e0 is read from: how often a held-out prediction is a candidate, or test "
-               "accuracy, which leaks", "holdout", ("holdout", "test")),
+        Option("val", "of e0: held-out predictions in their sets; or test accuracy (leaks)", "holdout", VALS),
         Option("weights_after", "weight of a label moved in: f(label), or", "value", ("value", "uniform", "1/C")),
-        Option("f", "f in Eq. 4; auto: prototypes for pico, else the classifier", None, FS, str),
+        Option("f", "f in Eq. 4; auto: prototypes for pico, else the classifier", "auto", FS),
         Option("form", "mae, mse, sce on a set: the mean over it, or the set as soft target", "average", FORMS),
         Option("variant", "of log and rc; released: as cc and proden", "published", ("published", "released")),
-        Option("beta", "lwc: weight of the non-candidates (default 1)", None, "[0, 1e6]", float),
+        Option("beta", "lwc: weight of the non-candidates", 1.0, "[0, 1e6]"),
     ),
     "pico and its kind": (
         Option("classifier_loss", "its own, or the release's SCE(6, 1)", None, ("ce", "sce"), P="ce"),
         Option("proto_start", "first epoch of prototype label weights; 0 is epochs/10", None, "[0, inf)", C=1),
         Option("queue", "keys kept for contrast", C=8192, small=1024),
         Option("key_momentum", "of the key encoder", None, "[0, 1)", C=0.999, small=0.99),
-        Option("phi", "share of the label weights that an epoch leaves, in the first and in the last", None,
-               "[0, 1]", C=(0.95, 0.8), small=(0.99, 0.6), count=2),
+        Option("phi", "label weights kept in the first, the last epoch", None, "[0, 1]", C=(0.95, 0.8), count=2,
+               small=(0.99, 0.6)),
         Option("prototype_momentum", "of the prototypes", None, "[0, 1)", C=0.99),
     ),
     "training": (
@@ -120,14 +117,15 @@ GROUPS = {
 OWN, PICO = ({o.name for o in GROUPS[title]} for title in ("one's own data", "pico and its kind"))
 OPTIONS = {option.name: option for group in GROUPS.values() for option in group}
 LARGE = {o.name: o.large for o in OPTIONS.values() if o.large is not None}
-# The small networks (all O) overfit in few epochs, but only under light augmentation. Short runs need a faster key
-# encoder, and label weights that wait at first and decide in the end.
+# The small networks' (all O): light augmentation; short runs need a faster key encoder, and label weights that wait
 SMALL = LARGE | {o.name: o.small for o in OPTIONS.values() if o.small is not None}
 PRESETS = {
     "digits": SMALL | dict(threads=1),  # O: a step of them is too little work for two threads
-    "kmnist": LARGE | dict(proto_start=0),  # C: 100 of 1,000
-    "fashion": LARGE | dict(proto_start=0),  # O: as KMNIST
-} | dict.fromkeys(("cifar10", "cifar100"), LARGE)
+    **dict.fromkeys(("kmnist", "fashion"), LARGE | dict(proto_start=0)),  # C: 100 of 1,000; fashion as KMNIST
+    **dict.fromkeys(("cifar10", "cifar100"), LARGE),
+}
+RELEASED = dict(val="test", e0_rule="smoothed", strict=True, record_views=True, views_share=1.0, form="soft_target",
+                variant="released")  # --preset released (all C); SCE with IRNet is in `fill`  # fmt: skip
 # tau_epsilon of Eqs. 10-11 where f is PiCO's prototype softmax: {q: (eta=0.1, 0.2, 0.3)} (C). The nearest row and
 # column serve other q and eta. Classifier softmax reaches +-1 instead of +-0.4 and has a value of its own (O).
 TAU = {
@@ -140,13 +138,10 @@ TAU_CLASSIFIER = {0.1: 0.3, 0.3: 0.3, 0.5: 0.2}  # O: {q: tau}; larger sets shar
 
 
 def configure(argv: list[str] | None = None, has_features: Callable[[Path], bool] = lambda path: False):
-    """The command line, filled up from the presets and checked: a frozen object. has_features: whether one's own
-    arrays are features rather than images."""
-    given = parse(argv)
-    check_given(given)
-    path, is_own = Path(given["dataset"]), given["dataset"] not in PRESETS
-    c = fill(given, features=is_own and not is_table(path) and has_features(path))
-    check(c)
+    """The command line, filled up and checked: a frozen object. has_features(path): features rather than images?"""
+    given = check_given(parse(argv))
+    path = Path(given["dataset"])
+    c = check(fill(given, features=str(path) not in PRESETS and not is_table(path) and has_features(path)))
     c["device"] = ranks.find_device(c["device"])
     return dataclasses.make_dataclass("Config", list(c), frozen=True)(**c)
 
@@ -171,15 +166,7 @@ def parse(argv: list[str] | None) -> dict:
     return {"dataset": "digits", "base": "pico"} | {k: v for k, v in vars(found).items() if v is not None}
 
 
-def is_table(path: Path) -> bool:
-    return path.suffix.lower() in (".csv", ".tsv")
-
-
-def flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def check_given(given: dict) -> None:
+def check_given(given: dict) -> dict:
     """What was given must be known, and go together."""
     dataset, base, path = given["dataset"], given["base"], Path(given["dataset"])
     is_own = dataset not in PRESETS
@@ -195,7 +182,7 @@ def check_given(given: dict) -> None:
             raise InputError(f"{flag(name)}: only with one's own data, not --dataset {dataset}")
         if name in PICO and base not in PICO_FAMILY or name == "beta" and base != "lwc":
             raise InputError(
-                f"{flag(name)}: only with {'--base lwc' if name == 'beta' else 'pico and its kind'}, not {base}"
+                f"{flag(name)}: only with {'lwc' if name == 'beta' else 'pico and its kind'}, not {base}"
             )
         if base == "pico+" and name in ("classifier_loss", "proto_start"):
             raise InputError(f"{flag(name)}: pico+ has its own")
@@ -205,21 +192,15 @@ def check_given(given: dict) -> None:
         raise InputError("--q, --eta: give both, or neither where the file has candidate sets of its own")
     if given.get("resume") and given.get("overwrite"):
         raise InputError("--resume, --overwrite: one of them; --resume goes on, --overwrite begins again")
-
-
-# The release's own experiment (FACTS of its code, where the paper is silent or says otherwise). SCE with IRNet on
-# CIFAR-10 and KMNIST is in `fill`.
-RELEASED = dict(val="test", e0_rule="smoothed", strict=True, record_views=True, views_share=1.0, form="soft_target")
-RELEASED |= dict(variant="released")
+    return given
 
 
 def preset(given: dict, features: bool) -> dict:
     """The defaults by dataset and network."""
     dataset, arch = given["dataset"], given.get("arch")
-    if dataset not in PRESETS:  # one's own: small networks as on digits
-        base = LARGE if arch == "resnet18" else PRESETS["digits"]
+    if dataset not in PRESETS:  # one's own
         size = dict(image_size=32 if is_table(Path(dataset)) else 0)
-        return base | size | (dict(arch="mlp") if features else {})
+        return (LARGE if arch == "resnet18" else SMALL) | size | (dict(arch="mlp", threads=1) if features else {})
     if arch in ("cnn", "mlp"):
         return SMALL | dict(threads=PRESETS[dataset]["threads"])
     if arch == "resnet18" and dataset == "digits":
@@ -235,11 +216,9 @@ def fill(given: dict, features: bool = False) -> dict:
         c |= RELEASED | (dict(classifier_loss="sce") if sce else {})
     c |= given
     is_own, of_pico = c["dataset"] not in PRESETS, c["base"] in PICO_FAMILY
-    if not is_own:
-        c["q"] = c["q"] if c["q"] is not None else 0.05 if c["dataset"] == "cifar100" else 0.3
-        c["eta"] = c["eta"] if c["eta"] is not None else 0.3
-    c["beta"] = 1.0 if c["beta"] is None else c["beta"]
-    c["f"] = {True: "prototype", False: "classifier"}[of_pico] if c["f"] in (None, "auto") else c["f"]
+    for name, value in (("q", 0.05 if c["dataset"] == "cifar100" else 0.3), ("eta", 0.3)):
+        c[name] = value if c[name] is None and not is_own else c[name]
+    c["f"] = {True: "prototype", False: "classifier"}[of_pico] if c["f"] == "auto" else c["f"]
     c["careful"] = is_own and c["tau"] is None and not c["no_irnet"]  # at e0 a stricter one may be found
     c["tau"] = default_tau(c) if c["tau"] is None else c["tau"]
     c["proto_start"] = c["proto_start"] or max(1, c["epochs"] // 10)
@@ -248,10 +227,9 @@ def fill(given: dict, features: bool = False) -> dict:
 
 def default_tau(c: dict) -> float:
     q, eta = c["q"], c["eta"]
-    if c["f"] == "classifier":
-        return TAU_CLASSIFIER[min(TAU_CLASSIFIER, key=lambda value: abs(value - (q or 0.0)))]
-    if c["arch"] != "resnet18":
-        return TAU_SMALL
+    if c["f"] == "classifier" or c["arch"] != "resnet18":
+        near = min(TAU_CLASSIFIER, key=lambda value: abs(value - (q or 0.0)))
+        return TAU_CLASSIFIER[near] if c["f"] == "classifier" else TAU_SMALL
     table = TAU.get(c["dataset"], TAU["kmnist"])
     if q is None:  # sets of one's own: the most cautious row
         q, eta = min(table), 0.1
@@ -259,19 +237,21 @@ def default_tau(c: dict) -> float:
     return row[min(range(3), key=lambda i: abs((0.1, 0.2, 0.3)[i] - eta))]
 
 
-def check(c: dict) -> None:
+def check(c: dict) -> dict:
     """Every value in its range."""
-    table, of_pico = is_table(Path(c["dataset"])), c["base"] in PICO_FAMILY
-    epochs, size = c["epochs"], c["image_size"]
+    table, epochs, size = is_table(Path(c["dataset"])), c["epochs"], c["image_size"]
     e0 = c["e0"] == "auto" or c["e0"].isdecimal() and len(c["e0"]) < 10 and 1 <= int(c["e0"]) <= epochs
     sizes = "from 8 to 1024" if table else "0 (as they are) or from 8 to 1024"
     special = {
         "window": (c["window"] == 0 or c["window"] >= 3, "0 (a share of the epochs) or at least 3"),
         "image_size": (size == 0 and not table or 8 <= size <= 1024, sizes),
         "out": (c["out"] != "", "a folder's name"),
-        "queue": (not of_pico or c["batch_size"] <= c["queue"] <= 10**7, "from --batch-size to ten million"),
+        "queue": (
+            c["base"] not in PICO_FAMILY or c["batch_size"] <= c["queue"] <= 10**7,
+            "from --batch-size to ten million",
+        ),
         "snapshots": (all(1 <= e <= epochs for e in c["snapshots"]), f"epochs from 1 to {epochs}"),
-        "f": (c["f"] == "classifier" or of_pico, "classifier: only pico has prototypes"),
+        "f": (c["f"] == "classifier" or c["base"] in PICO_FAMILY, "classifier: only pico has prototypes"),
         "e0": (e0, f"auto or an epoch from 1 to {epochs}"),
     }
     for name, option in OPTIONS.items():
@@ -279,6 +259,7 @@ def check(c: dict) -> None:
         ok, fix = special.get(name, (all(inside(v, option.allowed) for v in values), f"in {option.allowed}"))
         if not ok:
             raise InputError(f"{flag(name)} {c[name]}: must be {fix}")
+    return c
 
 
 def inside(value, interval: str | tuple) -> bool:
@@ -297,8 +278,8 @@ def changed(c) -> dict:
     """The options that are not the preset's."""
     names = ("dataset", "base", "arch", "no_irnet", "q", "eta", "preset")
     plain = fill({name: getattr(c, name) for name in names if getattr(c, name) is not None})
-    aside = (*names, "device", "seed", "careful")
-    return {k: v for k, v in recorded(c).items() if k not in aside and v != json.loads(json.dumps(plain[k]))}
+    now = {k: v for k, v in recorded(c).items() if k not in (*names, "device", "seed", "careful")}
+    return {k: v for k, v in now.items() if v != json.loads(json.dumps(plain[k]))}
 
 
 def preset_table() -> str:
@@ -308,8 +289,8 @@ def preset_table() -> str:
     tau = [f"  {name:9s} q = {q:<5} {str(row)[1:-1]}" for name, t in TAU.items() for q, row in t.items()]
     return "\n".join([
         "defaults by dataset; with --arch cnn or mlp the last column. The letters say where the values of the",
-        "large runs are from: P the paper, C the released code, O ours. Those of digits and of cnn, mlp are ours.",
-        "One's own data: as digits, --threads too; resnet18 on them as on cifar10, on digits with 40 epochs.\n",
+        "large runs are from: P the paper, C the released code, O ours, as all of digits and cnn, mlp. One's own",
+        "data: as the last column; resnet18 on them as on cifar10, on digits with 40 epochs.\n",
         " " * 25 + "".join(name.rjust(11) for name in columns),
         *(f"  {OPTIONS[k].source} {flag(k):21s}" + "".join(v.rjust(11) for v in row) for k, row in rows.items()),
         "\n--tau where f is pico's prototypes (C), for eta = 0.1, 0.2, 0.3; the nearest q and eta count:\n",
