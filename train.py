@@ -24,7 +24,7 @@ from harness import InputError, checkpoint, folder, options, ranks
 from harness.ranks import say
 from harness.terminal import Screen
 
-NEED_TRUTH = ("phi_c", "phi_n", "bayes_error", "correction_precision", "transductive", "noise_level")  # the hidden one
+NEED_TRUTH = ("phi_c", "phi_n", "bayes_error", "correction_precision", "transductive", "noise_level")  # hidden
 
 # ------------------------------------------------------------------ Alg. 1: initialise f
 

@@ -281,7 +281,6 @@ OPTIONS = [
     ("--e0 2", "refine.epoch.fixed", 2),
     ("--batch-size 20", "batch_size", 20),
     ("--val test", lambda learner, samples: (len(samples.held_out), len(samples.pool)), (0, 60)),
-    ("--val holdout", lambda learner, samples: (len(samples.held_out), len(samples.pool)), (6, 54)),
     ("--data-device host", lambda learner, samples: samples.on_host, True),
     ("--q 0 --eta 0", lambda learner, samples: samples.before.sum(1).tolist(), [1] * 60),
     ("--q 0 --eta 0", lambda learner, samples: samples.before.int().argmax(1).equal(samples.labels), True),
@@ -338,9 +337,8 @@ def test_flip_mirrors_and_crop_cuts(kind):
 def test_the_extra_views_see_the_prototypes_that_x_saw(strict):
     """In PiCO's first step they are all zero: every margin is 0, which meets <= -0 but not < -0, and the first
     label outside is the same in all views."""
-    _, learner, samples = prepared(
-        [*TOY, *"--tau 0 --views ws --views-all".split(), *(["--strict"] if strict else [])]
-    )
+    more = "--tau 0 --views ws --views-all" + " --strict" * strict
+    _, learner, samples = prepared([*TOY, *more.split()])
     index = torch.arange(16)
     old = samples.candidates[index].clone()
     _, tau, counts = train.train_step(learner, index, samples.images[index], samples.labels[index], True)
