@@ -143,5 +143,6 @@ def main(out: Path, root: str) -> int:
             file.write(json.dumps(lines[-1]) + "\n")
     for name in ("digits", "kmnist"):
         some = [line for line in lines if f"--dataset {name}" in line["data"]]
-        print(f"\n{name}, {len(some)} curves\n", *table(some), sep="\n")
+        if some:
+            print(f"\n{name}, {len(some)} curves\n", *table(some), sep="\n")
     return 0
