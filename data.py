@@ -42,6 +42,8 @@ class Dataset:
     files: list[str] | None = None  # the samples' names
     classes: list[str] | None = None  # the classes' names
     scored: object | None = None  # where the test set is a part set aside, its candidate sets (crowd.Scored)
+    annotators: Tensor | None = None  # int64 [N, A], the label that each gave, -1 for none
+    annotator_names: list[str] | None = None  # of the columns
 
     @property
     def truth_known(self) -> bool:
@@ -129,7 +131,7 @@ def cut(data: Dataset, size: int | None, limit_train: int | None = None, limit_t
             images = resize(images if torch.is_tensor(images) else images.to("cpu"), [size, size], antialias=True)
         setattr(data, part + "images", images)
         setattr(data, part + "labels", getattr(data, part + "labels")[:limit])
-    for name in ("candidates", "votes", "files"):
+    for name in ("candidates", "votes", "annotators", "files"):
         if getattr(data, name) is not None:
             setattr(data, name, getattr(data, name)[:limit_train])
     return data

@@ -36,6 +36,7 @@ def load(
         raise InputError(f"--min-votes {min_votes}: {str(path)!r} has no votes to count")
     parts = (given.x, given.truth, given.x_test, given.y_test)
     d = Dataset(path.stem, *parts, len(given.classes), (), (), candidates, given.votes, given.files, given.classes)
+    d.annotators, d.annotator_names = given.annotators, given.names
     if given.x_test is None:
         set_aside(d, path, reliability)
     if d.images.is_floating_point():
@@ -62,6 +63,8 @@ class Scored:
     candidates: Tensor
     agreement: Tensor
     labels: Tensor
+    votes: Tensor | None
+    annotators: Tensor | None
     files: list[str]
     single: bool  # one label each, which nobody confirmed
 
@@ -87,8 +90,10 @@ def set_aside(d: Dataset, path: Path, reliability: float) -> None:
     rest = torch.ones(len(share), dtype=torch.bool).index_fill_(0, chosen, False)
     labels = d.labels[chosen]
     single = bool((counted[chosen].sum(1) == 1).all() and (labels < 0).any())
-    d.scored = Scored(d.candidates[chosen], share[chosen], labels, votes.pick(d.files, chosen), single)
+    aside = [None if kept is None else kept[chosen] for kept in (d.votes, d.annotators)]
+    d.scored = Scored(d.candidates[chosen], share[chosen], labels, *aside, votes.pick(d.files, chosen), single)
     d.test_labels = torch.where(labels < 0, counted[chosen].int().argmax(1), labels)
     d.test_images, d.images = data.Rows(d.images, chosen), data.Rows(d.images, rest.argwhere()[:, 0])
     d.labels, d.candidates = d.labels[rest], d.candidates[rest]
-    d.votes, d.files = None if d.votes is None else d.votes[rest], votes.pick(d.files, rest.argwhere()[:, 0])
+    d.votes, d.annotators = (None if kept is None else kept[rest] for kept in (d.votes, d.annotators))
+    d.files = votes.pick(d.files, rest.argwhere()[:, 0])

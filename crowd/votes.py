@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from crowd.annotators import columns
 from crowd.images import decode
 from harness import InputError, is_table
 
@@ -35,6 +36,8 @@ class Given:
     classes: list[str]
     candidates: Tensor | None = None  # bool [N, C]
     votes: Tensor | None = None  # int [N, C]
+    annotators: Tensor | None = None  # int64 [N, A], class numbers, -1 for none
+    names: list[str] | None = None  # of the annotators, a column each; who gave two labels to one sample has two
     x_test: Tensor | None = None
     y_test: Tensor | None = None
 
@@ -47,7 +50,7 @@ class Sample:
     line: int  # the first of its rows
     votes: dict[str, int] = field(default_factory=dict)  # by label
     lines: dict[str, int] = field(default_factory=dict)  # where each label, and each of the columns below, stands
-    heard: set[tuple[str, str]] = field(default_factory=set)  # annotator and label: the same vote twice is one
+    heard: dict[tuple[str, str], int] = field(default_factory=dict)  # annotator and label: how often
     truth: str = ""
     split: str = ""
 
@@ -76,6 +79,8 @@ def table(path: Path, size: int, classes: list[str] | None) -> Given:
 
     tests = torch.tensor([sample.split == "test" for sample in samples.values()])
     given = Given(images, truth, files, names, None if has_votes else votes > 0, votes if has_votes else None)
+    if has_votes:
+        given.annotators, given.names = columns([sample.heard for sample in samples.values()], number)
     if not tests.any():
         return given
     if tests.all():
@@ -89,6 +94,7 @@ def table(path: Path, size: int, classes: list[str] | None) -> Given:
     given.x, given.truth, given.files = images[rest], truth[rest], pick(files, rest)
     given.candidates = None if given.candidates is None else given.candidates[rest]
     given.votes = None if given.votes is None else given.votes[rest]
+    given.annotators = None if given.annotators is None else given.annotators[rest]
     return given
 
 
@@ -142,11 +148,11 @@ def _row(path: Path, line: int, head: list[str], values: list[str], kind: str, s
         if "|" in label:
             raise _bad(path, line, f"a | in {label!r}: it stands between labels, in a column of candidates")
         vote = (row.get("annotator", ""), label)
-        if kind == "candidates" or vote[0] and vote in sample.heard:
+        if kind == "candidates" or vote[0] and vote in sample.heard:  # the same vote twice is one
             sample.votes.setdefault(label, 1)
         else:
             sample.votes[label] = sample.votes.get(label, 0) + 1
-        sample.heard.add(vote)
+            sample.heard[vote] = sample.heard.get(vote, 0) + 1
         sample.lines.setdefault(label, line)
     for name in ("truth", "split"):
         value, before = row.get(name, ""), getattr(sample, name)
@@ -309,6 +315,7 @@ def arrays(path: Path, classes: list[str] | None) -> Given:
         heard = torch.zeros(len(x), 1 + len(names), dtype=torch.int32)  # [N, 1 + C], none first
         one = torch.ones(sets.shape, dtype=torch.int32)
         given.votes = heard.scatter_add_(1, torch.from_numpy(sets) + 1, one)[:, 1:].contiguous()
+        given.annotators, given.names = torch.from_numpy(sets), [str(a) for a in range(sets.shape[1])]
     elif kind == "votes":
         given.votes = torch.from_numpy(sets).int()
     elif kind == "candidates":

@@ -53,6 +53,8 @@ def test_a_row_a_vote_and_a_row_a_sample_give_the_same_sets():
     twice = loaded("file,annotator,label,truth,split\n1.png,u,b,,\n1.png,u,b,,\n1.png,v,a,,\n"
                    "x.png,u,a,a,test\ny.png,u,b,b,test")  # fmt: skip
     assert twice.votes.tolist() == [[1, 1]]  # the same annotator twice is one vote
+    assert twice.annotators.tolist() == [[1, 0]] and twice.annotator_names == ["u", "v"]
+    assert votes_.annotators is None and sets.annotators is None
     nobody = loaded("file,annotator,label,split,,\n./1.png,,b,,,\n1.png,,b,,,\n ,,,,,\nt/../1.png,v,a,,,\n"
                     "x.png,u,a,test,,\ny.png,u,b,test,,")  # fmt: skip
     assert nobody.votes.tolist() == [[1, 2]] and nobody.files == [
@@ -316,3 +318,24 @@ def test_an_archive_larger_than_the_memory_is_not_unpacked(monkeypatch):
 def test_options_of_ones_own_data_are_refused_elsewhere(argv, capfd):
     assert train.main(argv) == 2 and argv[0] in capfd.readouterr().err
     assert train.main(["--dataset", "t.csv", "--min-votes", "0"]) == 2
+
+
+def test_annotators_are_kept_from_reading_to_scoring():
+    rng = np.random.RandomState(0)
+    said = rng.randint(-1, 3, size=(40, 4))
+    said[:8], said[8:, 0] = 2, 1  # eight agree
+    np.savez("own.npz", x_train=rng.randint(256, size=(40, 8, 8)).astype(np.uint8), annotators=said)
+    d = crowd.load(Path("own.npz"), classes=["a", "b", "c"])
+    files = [*map(int, d.files), *map(int, d.scored.files)]
+    assert d.annotator_names == list("0123") and sorted(files) == list(range(40)) and len(d.scored.files) == 8
+    assert [*d.annotators.tolist(), *d.scored.annotators.tolist()] == said[files].tolist()
+    assert d.scored.votes.tolist() == [[0, 0, 4]] * 8 or d.scored.votes.amax(1).tolist() == [
+        max(np.bincount(said[i][said[i] >= 0])) for i in map(int, d.scored.files)
+    ]
+    pictures(*(f"{k}.png" for k in range(5)))
+    rows = "0.png,ann,a\n0.png,ann,b\n0.png,bob,b\n1.png,bob,a\n2.png,,b\n2.png,,b\n2.png,bob,a\n3.png,ann,b\n"
+    d = loaded("file,annotator,label,split\n" + rows.replace("\n", ",\n") + "4.png,eve,a,test\n")
+    assert d.annotator_names == ["ann", "ann", "bob", "", "", "eve"] and d.files == [f"{k}.png" for k in range(4)]
+    assert d.annotators.tolist() == [
+        [0, 1, 1, -1, -1, -1], [-1, -1, 0, -1, -1, -1], [-1, -1, 0, 1, 1, -1], [1, -1, -1, -1, -1, -1]
+    ]  # fmt: skip
