@@ -316,16 +316,19 @@ def finish(c, run, dataset, samples, learner: Learner, rows: list[dict], histogr
     if dataset.scored:
         aside = probabilities(learner, samples.test_images, "cpu")
         p, f = (torch.cat(pair) for pair in zip((p, f), aside, strict=True))
+    parts = () if dataset.votes is None else (samples.images, samples.test_images)[: 2 if dataset.scored else 1]
+    features = [evaluate(learner, lambda x: models.features(learner.network, x), part, "cpu") for part in parts]
     if ranks.first():
         after = [t.cpu() for t in (samples.candidates, refine.corrected_at, refine.corrected_to)]
         kept = dict(zip(("after", "corrected_at", "label"), after, strict=True))
         run.results(models.classifier_state(learner.network), before=samples.before, truth=dataset.labels, **kept)
-        table = crowd.labels_csv(dataset, crowd.Outcome(samples.before, *after, p, f, c.tau))
-        run.text("labels.csv", table)
+        tables = crowd.tables(dataset, crowd.Outcome(samples.before, *after, p, f, c.tau, features))
+        for file, text in tables.items():
+            run.text(file, text)
         run.finish(summary)
         name = run.folder.resolve().name
         if c.dataset not in options.PRESETS:
-            run.page("review.html", lambda: crowd.review(table, dataset, p, c.dataset, name))
+            run.page("review.html", lambda: crowd.review(tables["labels.csv"], dataset, p, c.dataset, name))
         run.page("report.html", lambda: results.report_page(c, name, rows, summary, histograms, dataset))
     screen.closing(c, summary, run.folder)
 

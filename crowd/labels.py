@@ -1,10 +1,11 @@
-"""labels.csv: what a run says of every training sample, the most suspicious first."""
+"""labels.csv: what a run says of every training sample, the most suspicious first; annotators.csv beside it."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,10 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import irnet
+from crowd.annotators import Votes, annotators_csv, people
+from crowd.consensus import Consensus, consensus
 from crowd.dataset import agreement
 from data import Dataset
+from harness.ranks import say
 
 COLUMNS = "given after predicted probability margin flagged corrected_at added agreement truth split".split()
+OWN = "majority consensus confidence p_majority_wrong p_missing votes".split()  # of one's own sets
+MOST_CLASSES = 2000  # with a matrix of how they are taken for one another
 
 
 @dataclass
@@ -29,10 +35,51 @@ class Outcome:
     p: Tensor  # [N + M, C], the classifier's probabilities; the M samples set aside for scoring come last
     f: Tensor  # [N + M, C], the f of Eq. 4
     tau: float  # tau_epsilon of Eq. 10
+    features: Sequence[Tensor] = ()  # the backbone's: [N, D], then [M, D]; only where there are votes
 
 
-def labels_csv(d: Dataset, end: Outcome) -> str:
-    """By the margin tau (Eq. 4) under the set that was given. flagged: tau <= -tau_epsilon (Eq. 10) under it."""
+def tables(d: Dataset, end: Outcome) -> dict[str, str]:
+    """labels.csv; of one's own data, where they have names or columns, annotators.csv too."""
+    if d.candidates is None or d.num_classes > MOST_CLASSES:
+        return {"labels.csv": labels_csv(d, end)}
+    sets, votes = everybody(d, end)
+    unseen = torch.arange(len(end.p)) >= len(end.before)
+    found = consensus(votes, end.p, unseen, sets, features=torch.cat(end.features) if end.features else None)
+    if votes:
+        tell(found)
+    written = {"labels.csv": labels_csv(d, end, found, votes)}
+    if d.annotators is not None:
+        names, _ = people(d.annotator_names)
+        written["annotators.csv"] = annotators_csv(votes, found.q, names, d.class_names)
+    return written
+
+
+def tell(found: Consensus) -> None:
+    kinds = {"shared": "one matrix for all annotators", "annotators": "a matrix for each annotator"}
+    kind, *more = found.model.split(", ")
+    source = "samples set aside" if found.unseen else "samples that the network has seen"
+    how = ", ".join([kinds[kind], *more])
+    say(f"consensus of network and votes: {how}; temperature {found.temperature:.2f}, from {source}")
+
+
+def everybody(d: Dataset, end: Outcome) -> tuple[Tensor, Votes | None]:
+    """The sets, and the votes where there are any: of the training samples, then of those set aside for scoring."""
+    more = len(end.p) - len(end.before)
+
+    def both(name: str, ours: Tensor) -> Tensor:
+        return torch.cat([ours, getattr(d.scored, name)[:more]]) if more else ours
+
+    sets = both("candidates", end.before)
+    if d.votes is None:
+        return sets, None
+    if d.annotators is None:
+        return sets, Votes.of_counts(both("votes", d.votes))
+    return sets, Votes.of_columns(both("annotators", d.annotators), people(d.annotator_names)[1], d.num_classes)
+
+
+def labels_csv(d: Dataset, end: Outcome, found: Consensus | None = None, votes: Votes | None = None) -> str:
+    """By the margin tau (Eq. 4) under the set that was given; with a consensus, by how probably the majority is
+    wrong or the truth missing. flagged: tau <= -tau_epsilon (Eq. 10) under it."""
     aside, given, after, truth, files = d.scored, end.before, end.after, d.labels, d.sample_names
     more = len(end.p) - len(given)
     if more:
@@ -48,19 +95,21 @@ def labels_csv(d: Dataset, end: Outcome) -> str:
     tau = irnet.margin(end.f, given)
     columns = (given, after, *end.p.max(1), tau, tau <= -end.tau, at, to, share, truth)
     names = d.class_names
+    own, suspicion = agreed(found, votes, given, names) if found else (None, -tau)
 
     def joined(row: list[bool]) -> str:
         return "|".join(name for name, inside in zip(names, row, strict=True) if inside)
 
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["row" if all(map(str.isdecimal, files)) else "file", *COLUMNS])
-    for part in tau.argsort(stable=True).split(10_000):
-        for i, S, new, sure, guess, margin, flagged, epoch, added, agreed, y in zip(
+    head = ["row" if all(map(str.isdecimal, files)) else "file", *COLUMNS]
+    table.writerow(head + OWN if found else head)
+    for part in suspicion.argsort(stable=True, descending=True).split(10_000):
+        for i, S, new, sure, guess, margin, flagged, epoch, added, agreed_, y in zip(
             part.tolist(), *(column[part].tolist() for column in columns), strict=True
         ):
             moved = [epoch, names[added]] if epoch else ["", ""]
-            known = [f"{agreed:.3f}" if agreed == agreed else "", names[y] if y >= 0 else ""]
+            known = [f"{agreed_:.3f}" if agreed_ == agreed_ else "", names[y] if y >= 0 else ""]
             values = [
                 joined(S),
                 joined(new),
@@ -69,5 +118,23 @@ def labels_csv(d: Dataset, end: Outcome) -> str:
                 f"{margin:.6f}",
                 "yes" if flagged else "no",
             ]
-            table.writerow([files[i], *values, *moved, *known, "train" if i < len(end.before) else "score"])
+            split = "train" if i < len(end.before) else "score"
+            table.writerow([files[i], *values, *moved, *known, split, *(own[i] if own else [])])
     return text.getvalue()
+
+
+def agreed(found: Consensus, votes: Votes | None, sets: Tensor, names: list[str]) -> tuple[list[list[str]], Tensor]:
+    """The columns OWN of every sample, and what the table is sorted by."""
+    q = found.q
+    missing = (q * ~sets).sum(1).clamp(0, 1)
+    if votes is None:  # as labels q is no better than the network then; as an order it is
+        return [["", "", "", "", f"{m:.6f}", ""] for m in missing.tolist()], missing
+    counts, rows = votes.counts(), []
+    majority = torch.from_numpy(counts.numpy().argmax(1))  # among equals the first
+    wrong = (1 - q.gather(1, majority[:, None])[:, 0]).clamp(0, 1)
+    numbers = (majority, *reversed(q.max(1)), wrong, missing)
+    for said, most, label, sure, w, m in zip(counts.int().tolist(), *(x.tolist() for x in numbers), strict=True):
+        order = sorted((-n, k) for k, n in enumerate(said) if n)
+        text = "|".join(f"{names[k]}:{-n}" for n, k in order)
+        rows.append([names[most], names[label], f"{sure:.4f}", f"{w:.6f}", f"{m:.6f}", text])
+    return rows, wrong + missing

@@ -65,8 +65,8 @@ def test_from_images_and_votes_to_labels_and_review_in_one_command():
     assert not any(name in out for name in ("phi_c", "bayes", "train accuracy"))
     table = read("r/labels.csv")
     assert len(table) == 500 and len({row["file"] for row in table}) == 500
-    margins = [float(row["margin"]) for row in table]
-    assert margins == sorted(margins)
+    doubts = [float(row["p_majority_wrong"]) + float(row["p_missing"]) for row in table]
+    assert all(a >= b - 3e-6 for a, b in zip(doubts, doubts[1:], strict=False))
     aside = [row for row in table if row["split"] == "score"]
     assert len(aside) == 100 and all(row["agreement"] == "1.000" for row in aside)
     for row in table:
@@ -76,10 +76,26 @@ def test_from_images_and_votes_to_labels_and_review_in_one_command():
         assert float(row["agreement"]) == pytest.approx(max(np.bincount(said[i])) / 3, abs=1e-3)
         assert (row["added"] in row["after"].split("|")) if row["added"] else row["after"] == row["given"]
         assert (row["corrected_at"] == "") == (row["added"] == "")
-    right = [row["predicted"] == NAMES[truth[int(row["file"][7:10])]] for row in table]
-    assert np.mean(right) > 0.9
+        counts = np.bincount(said[i], minlength=4)
+        heard = dict(part.split(":") for part in row["votes"].split("|"))
+        assert heard == {NAMES[k]: str(n) for k, n in enumerate(counts) if n}
+        assert row["majority"] == NAMES[counts.argmax()] and 0.25 <= float(row["confidence"]) <= 1
+        if row["consensus"] == row["majority"]:
+            assert float(row["confidence"]) == pytest.approx(1 - float(row["p_majority_wrong"]), abs=1e-4)
+    right = {
+        name: np.mean([row[name] == NAMES[truth[int(row["file"][7:10])]] for row in table])
+        for name in ("predicted", "majority", "consensus")
+    }
+    assert right["predicted"] > 0.9 and right["consensus"] > max(0.95, right["majority"])
+    assert list(table[0])[-7:] == "split majority consensus confidence p_majority_wrong p_missing votes".split()
+    people = {row["annotator"]: row for row in read("r/annotators.csv")}
+    assert set(people) == set("abc") and "consensus of network and votes" in out
+    for a, name in enumerate("abc"):
+        assert float(people[name]["accuracy"]) == pytest.approx((said[:, a] == truth).mean(), abs=0.03)
     noisy = [truth[int(row["file"][7:10])] not in said[int(row["file"][7:10])] for row in table]
     assert np.mean(noisy[:20]) > 5 * np.mean(noisy)  # suspicious first
+    wrong = [row["majority"] != NAMES[truth[int(row["file"][7:10])]] for row in table]
+    assert np.mean(wrong[:20]) > 0.9
     found = summary("r")
     assert found["noise_before"] is None and found["transductive"] is None and found["last"] > 0.9
     assert rows("r")[-1]["phi_c"] is None and found["noise_estimate"]["low"] <= np.mean(noisy)
@@ -174,6 +190,7 @@ def test_a_run_on_embedded_digits_has_labels_and_a_review_too():
     )
     table = read("r/labels.csv")
     assert len(table) == 200 and {row["split"] for row in table} == {"train"} and table[0]["agreement"] == ""
+    assert list(table[0])[-1] == "split" and not Path("r/annotators.csv").exists()  # made-up sets have no votes
     with np.load("r/candidates.npz") as file:
         for row in table:
             i = int(row["row"])
@@ -241,7 +258,12 @@ def test_tabular_data_are_learnt_by_the_mlp():
         last[bool(more)] = summary("r" + "".join(more))["last"]
     assert summary("r")["arch"] == "mlp" and last[False] > 0.85 and last[False] > last[True] + 0.05
     assert summary("r")["noise_after"] < summary("r")["noise_before"] - 0.1
-    assert "<img" not in Path("r/review.html").read_text()
+    assert "<img" not in Path("r/review.html").read_text() and not Path("r/annotators.csv").exists()
+    table = read("r/labels.csv")  # sets without votes
+    missing = [float(row["p_missing"]) for row in table]
+    assert missing == sorted(missing, reverse=True) and {row["consensus"] + row["votes"] for row in table} == {""}
+    noisy = [row["truth"] not in row["given"].split("|") for row in table]
+    assert np.mean(noisy[:70]) > 0.95
     assert train.main("--dataset t.npz --base pico --epochs 2 --views ws --e0 1 --out p".split()) == 0
     assert main(["predict", "r", "t.npz", "--out", "p.csv"]) == 0  # its x_test
     right = [int(row["label"]) == label for row, label in zip(read("p.csv"), y[700:], strict=True)]
