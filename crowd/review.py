@@ -81,9 +81,9 @@ def page(rows: list[dict], classes: list[str], name: str, total: int, flagged: i
 <style>{STYLE}</style>
 <h1>Review of {html.escape(name)}</h1>
 <p>The {len(rows)} most suspicious of {total:,} samples, {flagged:,} of which are flagged: a label outside the given
-set is more probable than any inside it. Margin: the most probable label inside less the most probable outside (Eq.
-4), by what the run corrects with, in PiCO its prototypes; the bars are the classifier's, which may differ. All
-samples are in labels.csv.</p>
+set is more probable than any inside it. Consensus: what votes and network together make most probable. Margin: the
+most probable label inside less the most probable outside (Eq. 4), by what the run corrects with, in PiCO its
+prototypes; the bars are the classifier's, which may differ. All samples are in labels.csv.</p>
 <form><label>Class <select><option value="">all</option>{options}</select></label> <output></output></form>
 <main>
 {cards}
@@ -110,7 +110,7 @@ def card(row: dict, number: dict[str, int]) -> str:
         f'<meter max="1" value="{p:.4f}"></meter> {100 * p:.1f} % {e(label)}' for label, p in row["likely"]
     )
     facts += [("probable", likely), ("margin", e(row["margin"]))]
-    facts += [(key, e(row[key])) for key in ("agreement", "truth") if row[key]]
+    facts += [(key, e(row[key].replace("|", ", "))) for key in ("votes", "consensus", "truth") if row.get(key)]
     if row["split"] == "score":
         facts.append(("set aside", "for scoring, so never corrected"))
     items = "".join(f"<dt>{key}</dt><dd>{value}</dd>" for key, value in facts)
