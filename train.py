@@ -312,12 +312,10 @@ def finish(c, run, dataset, samples, learner: Learner, rows: list[dict], histogr
 
     refine, noise = learner.refine, irnet.noise_level(samples.before, samples.labels.cpu())
     summary = results.summarise(c, rows, refine.e0, refine.tau, noise if dataset.truth_known else math.nan)
-    p, f = probabilities(learner, samples.images, "cpu")
-    if dataset.scored:
-        aside = probabilities(learner, samples.test_images, "cpu")
-        p, f = (torch.cat(pair) for pair in zip((p, f), aside, strict=True))
-    parts = () if dataset.votes is None else (samples.images, samples.test_images)[: 2 if dataset.scored else 1]
-    features = [evaluate(learner, lambda x: models.features(learner.network, x), part, "cpu") for part in parts]
+    parts = [samples.images, samples.test_images][: 2 if dataset.scored else 1]  # those set aside are judged too
+    p, f = map(torch.cat, zip(*(probabilities(learner, part, "cpu") for part in parts), strict=True))
+    look = lambda x: models.features(learner.network, x)  # noqa: E731
+    features = [evaluate(learner, look, part, "cpu") for part in parts] if dataset.votes is not None else []
     if ranks.first():
         after = [t.cpu() for t in (samples.candidates, refine.corrected_at, refine.corrected_to)]
         kept = dict(zip(("after", "corrected_at", "label"), after, strict=True))
