@@ -200,13 +200,12 @@ def train_epoch(
     correcting = refine.started and corrects and refine.tau < math.inf  # Alg. 1's second loop
     pool = torch.cat([samples.pool, samples.held_out]) if refine.started else samples.pool  # after e0 they join
     order = pool[torch.randperm(len(pool), generator=learner.views.generator, device=learner.device)]
-    batch_size = learner.batch_size
-    steps = len(order) // batch_size  # T_max; what is left over has its turn in another epoch
-    seen = order[: steps * batch_size]
+    steps = len(order) // learner.batch_size  # T_max; what is left over has its turn in another epoch
+    seen = order[: steps * learner.batch_size]
     noisy = irnet.is_noisy(samples.candidates[seen], samples.labels[seen])  # as each is when it is seen
     taus, step_losses = [], []
     counts = torch.zeros(6, dtype=torch.long, device=learner.device)
-    for step, (index, x) in enumerate(samples.batches(seen, batch_size), 1):
+    for step, (index, x) in enumerate(samples.batches(seen, learner.batch_size), 1):
         loss, tau, count = train_step(learner, index, x, samples.labels[index], correcting)
         taus.append(tau)
         step_losses.append(loss)

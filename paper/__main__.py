@@ -14,6 +14,7 @@ paper's cell beside ours, a figure as PNG.
 from __future__ import annotations
 
 import argparse
+import csv
 import importlib.util
 import json
 import os
@@ -113,9 +114,9 @@ def finished_run(folder: Path) -> dict:
         ) from None
     run = dict(rows=rows, summary=summary)
     try:
-        with (folder / "labels.csv").open(encoding="utf-8", errors="replace") as table:
-            aside = any(line.endswith(",score\n") for line in table)
-    except OSError:
+        with (folder / "labels.csv").open(encoding="utf-8", errors="replace", newline="") as table:
+            aside = any(row.get("split") == "score" for row in csv.DictReader(table))
+    except (OSError, csv.Error):
         aside = False
     return run | (dict(score="set-aside score") if aside else {})
 
