@@ -179,7 +179,8 @@ def fig5(grid):
                 axis.axvline(e0, color=GREY, linestyle=":", label=None if k else "e0")
             axis.set(title=name, xlabel="epoch", ylabel="per cent")
             axis.legend()
-        figure.suptitle(f"Fig. 5: {where(grid)}, mean of {len(asked[True])} seeds")
+        seeds = f"seed {grid.seeds[0]}" if len(grid.seeds) == 1 else f"mean of {len(grid.seeds)} seeds"
+        figure.suptitle(f"Fig. 5: {where(grid)}, {seeds}")
 
     draw.size = (10, 4)
     return draw
