@@ -174,7 +174,7 @@ def steps() -> Iterator[Row]:
 
 
 def precision() -> Iterator[Row]:
-    """fp32 against bf16, where the processor multiplies bf16 itself; elsewhere --amp auto leaves it off."""
+    """fp32 against bf16, where the processor multiplies bf16 itself."""
     torch.set_num_threads(1)
     for base, arch, batch, shape in (("pico", "resnet18", 128, (3, 32)), ("proden", "cnn", 256, (1, 28))):
         if not ranks.processor_has_bf16():

@@ -67,14 +67,14 @@ def processor_has_bf16() -> bool:
 
 
 class Precision:
-    """What the networks compute in: fp32, or half of it, where probabilities, margins and losses stay fp32. auto:
-    bf16 on a card or a processor that has it, else on a card fp16, whose gradients need scaling."""
+    """What the networks compute in: fp32, or half of it, where probabilities, margins and losses stay fp32. auto: on
+    a card bf16 if it has it, else fp16, whose gradients need scaling; on a CPU off."""
 
     def __init__(self, wanted: str, device: torch.device):
         if wanted == "auto" and device.type == "cuda":
             wanted = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
         elif wanted == "auto":
-            wanted = "bf16" if device.type == "cpu" and processor_has_bf16() else "off"
+            wanted = "off"
         self.name, self.device = wanted, device.type
         self.type = dict(bf16=torch.bfloat16, fp16=torch.float16, off=None)[wanted]
         self.scaler = torch.amp.GradScaler(device.type) if wanted == "fp16" else None
