@@ -67,8 +67,8 @@ def processor_has_bf16() -> bool:
 
 
 class Precision:
-    """What the networks compute in: fp32, or half of it, where probabilities, margins and losses stay fp32. auto: on
-    a card bf16 if it has it, else fp16, whose gradients need scaling; on a CPU off."""
+    """What the networks compute in: fp32, or half of it, where probabilities, margins and losses stay fp32. auto:
+    on a card bf16 if it has it, else fp16, whose gradients need scaling; on a CPU off."""
 
     def __init__(self, wanted: str, device: torch.device):
         if wanted == "auto" and device.type == "cuda":
