@@ -251,13 +251,11 @@ def test_tabular_data_are_learnt_by_the_mlp():
     np.savez("t.npz", x_train=x[:700], y_train=y[:700], x_test=x[700:], y_test=y[700:], candidates=sets[:700])
     last = {}
     for more in ([], ["--no-irnet"]):
-        assert (
-            train.main(["--dataset", "t.npz", "--base", "cc", "--tau", "0.3", "--out", "r" + "".join(more), *more])
-            == 0
-        )
+        argv = ["--dataset", "t.npz", "--base", "cc", "--tau", "0.3", "--views-all", "--out", "r" + "".join(more)]
+        assert train.main([*argv, *more]) == 0
         last[bool(more)] = summary("r" + "".join(more))["last"]
     assert summary("r")["arch"] == "mlp" and last[False] > 0.85 and last[False] > last[True] + 0.05
-    assert summary("r")["noise_after"] < summary("r")["noise_before"] - 0.1
+    assert summary("r")["noise_after"] < summary("r")["noise_before"] / 2
     assert "<img" not in Path("r/review.html").read_text() and not Path("r/annotators.csv").exists()
     table = read("r/labels.csv")  # sets without votes
     missing = [float(row["p_missing"]) for row in table]
