@@ -9,6 +9,8 @@ import difflib
 import sys
 from pathlib import Path
 
+NAMES = {"pico": "PiCO", "pico+": "PiCO+", "supervised": "Supervised learning", "dividemix": "DivideMix"}
+
 
 class InputError(ValueError):
     """Something that the user gave is wrong; the message says what, and how to mend it."""
@@ -40,3 +42,8 @@ def is_table(path: Path) -> bool:
 def flag(name: str) -> str:
     """An option as it is typed."""
     return f"--{name.replace('_', '-')}"
+
+
+def title(base: str) -> str:
+    """A method as the paper writes it."""
+    return NAMES.get(base, base.upper())

@@ -1,7 +1,6 @@
 """report.html of a run: its curves, noise, moved labels, margins (Eq. 4) and options on one page; or several runs.
-
-Standard library only. The page asks for nothing from outside and has no script: inline SVG, light and dark, from
-a phone's width up. `rows` and `summary` are those of metrics.jsonl and summary.json; what is None is not known.
+It asks for nothing from outside and has no script: inline SVG, light and dark, from a phone's width up. `rows` and
+`summary` are those of metrics.jsonl and summary.json; what is None is not known.
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ import math
 from collections.abc import Iterable
 from html import escape
 
+import harness
+
 POINTS, BARS = 300, 100  # at most so many points a curve, and bars a chart
 DASHES = ("none", "7 3", "2 3", "9 3 2 3", "14 4", "5 2 1 2 1 2")  # d0 to d5, and the colours c0 to c5
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 400, 56, 388, 26, 210  # of a chart, in units of its viewBox
-BASES = {"pico": "PiCO", "pico+": "PiCO+", "supervised": "Supervised learning", "dividemix": "DivideMix"}
 FRACTIONS = "last best val_selected transductive noise_before noise_after correction_precision".split()
 MISSING = {"e0": "not found", "tau": "none: nothing is corrected", "q": "", "eta": ""}
 Point, Rows = tuple[float, float], list[dict]
@@ -343,7 +343,7 @@ def page(
     """The report of one run -> HTML. `more` is HTML and is put in as it is, before the options."""
     s, title = summary, name
     if "base" in s:
-        title = f"{BASES.get(s['base'], s['base'].upper())} {'with' if s.get('irnet') else 'without'} IRNet"
+        title = f"{harness.title(s['base'])} {'with' if s.get('irnet') else 'without'} IRNet"
         title += f" on {s.get('dataset')}, seed {s.get('seed')}"
     last = rows[-1]["epoch"] if rows else 0
     e0 = s.get("e0") or (rows[-1].get("e0") if rows else None)

@@ -11,15 +11,8 @@ from pathlib import Path
 
 import torch
 
-from harness import ranks
+from harness import ranks, title
 from harness.options import PICO_FAMILY, PRESETS
-
-NAMES = {"pico": "PiCO", "pico+": "PiCO+", "supervised": "Supervised learning", "dividemix": "DivideMix"}
-
-
-def title(base: str) -> str:
-    """A method as the paper writes it."""
-    return NAMES.get(base, base.upper())
 
 
 def per_cent(value: float | None) -> str:

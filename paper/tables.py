@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 import data
+import harness
 import losses
-from harness import InputError, terminal
+from harness import InputError
 from paper import complexity
 
 PAPER = json.loads(Path(__file__).with_name("paper.json").read_text())
@@ -27,7 +28,7 @@ ETAS = (0.1, 0.2, 0.3)
 
 
 def title(name: str) -> str:
-    return ROWS.get(name) or terminal.title(name)
+    return ROWS.get(name) or harness.title(name)
 
 
 def summaries(folders: list[Path], key: str) -> list:
