@@ -17,7 +17,7 @@ SIX = ("cc", "rc", "log", "proden", "lwc", "pico")
 BASES = (*SIX, "mae", "mse", "sce", "gce", "plcr", "pico+", "alim", "supervised", "dividemix")
 PICO_FAMILY = ("pico", "pico+", "alim")  # two encoders, a queue, prototypes
 WITHOUT_IRNET = ("pico+", "alim", "supervised", "dividemix")  # noise has another answer there, or none
-ARCHS, VALS, PLACES = ("resnet18", "cnn", "mlp"), ("holdout", "test"), ("device", "host")
+ARCHS, VALS, PLACES = ("resnet18", "narrow", "cnn", "mlp"), ("holdout", "test"), ("device", "host")
 RULES, AMPS = ("auto", "smoothed", "knee", "paper"), ("auto", "bf16", "fp16", "off")
 FS, FORMS = ("auto", "prototype", "classifier"), ("average", "soft_target")
 
@@ -32,7 +32,8 @@ class Option:
     P: object = None  # the preset of the large runs (ResNet-18), by where it is from: the paper,
     C: object = None  # the released code,
     O: object = None  # or us  # noqa: E741
-    small: object = None  # that of the small networks; None: as the large runs
+    small: object = None  # that of cnn and mlp; None: as the large runs
+    narrow: object = None  # that of narrow; None: as the small ones
     count: object = None  # argparse's nargs
     kept: bool = True  # in config.json: it may change the result
 
@@ -88,15 +89,15 @@ GROUPS = {
         Option("queue", "keys kept for contrast", C=8192, small=1024),
         Option("key_momentum", "of the key encoder", None, "[0, 1)", C=0.999, small=0.99),
         Option("phi", "label weights kept in the first, the last epoch", None, "[0, 1]", C=(0.95, 0.8), count=2,
-               small=(0.99, 0.6)),
+               small=(0.99, 0.6), narrow=(0.95, 0.6)),
         Option("prototype_momentum", "of the prototypes", None, "[0, 1)", C=0.99),
     ),
     "training": (
-        Option("arch", "backbone; cnn and mlp have presets of their own", None, ARCHS, P="resnet18", small="cnn"),
-        Option("epochs", "passes over the training set", None, "[1, inf)", P=1000, small=40),
+        Option("arch", "backbone; the last three have their own presets", None, ARCHS, P="resnet18", small="cnn"),
+        Option("epochs", "passes over the training set", None, "[1, inf)", P=1000, small=40, narrow=30),
         Option("batch_size", "samples a step", None, "[2, inf)", C=128, small=64),
-        Option("lr", "of SGD at the start of its cosine", None, "(0, 1e6]", P=0.01, small=0.02),
-        Option("weight_decay", "of SGD", None, "[0, 1e6]", C=1e-3),
+        Option("lr", "of SGD at the start of its cosine", None, "(0, 1e6]", P=0.01, small=0.02, narrow=0.05),
+        Option("weight_decay", "of SGD", None, "[0, 1e6]", C=1e-3, narrow=1e-4),
         Option("crop", "smallest area of a random crop, of 1", None, "(0, 1]", C=0.2, small=0.8),
         Option("flip", "probability of a horizontal flip", None, "[0, 1]", C=0.5, small=0.0),
         Option("seed", "of everything random", 0, "[0, 9223372036854775807]"),
@@ -119,6 +120,7 @@ OPTIONS = {option.name: option for group in GROUPS.values() for option in group}
 LARGE = {o.name: o.large for o in OPTIONS.values() if o.large is not None}
 # The small networks' (all O): light augmentation; short runs need a faster key encoder, and label weights that wait
 SMALL = LARGE | {o.name: o.small for o in OPTIONS.values() if o.small is not None}
+NARROW = SMALL | {o.name: o.narrow for o in OPTIONS.values() if o.narrow is not None} | dict(arch="narrow")
 PRESETS = {
     "digits": SMALL | dict(threads=1),  # O: a step of them is too little work for two threads
     **dict.fromkeys(("kmnist", "fashion"), LARGE | dict(proto_start=0)),  # C: 100 of 1,000; fashion as KMNIST
@@ -198,11 +200,12 @@ def check_given(given: dict) -> dict:
 def preset(given: dict, features: bool) -> dict:
     """The defaults by dataset and network."""
     dataset, arch = given["dataset"], given.get("arch")
+    by_arch = dict(resnet18=LARGE, narrow=NARROW).get(arch, SMALL)
     if dataset not in PRESETS:  # one's own
         size = dict(image_size=32 if is_table(Path(dataset)) else 0)
-        return (LARGE if arch == "resnet18" else SMALL) | size | (dict(arch="mlp", threads=1) if features else {})
-    if arch in ("cnn", "mlp"):
-        return SMALL | dict(threads=PRESETS[dataset]["threads"])
+        return by_arch | size | (dict(arch="mlp", threads=1) if features else {})
+    if arch and arch != "resnet18":
+        return by_arch | dict(threads=PRESETS[dataset]["threads"])
     if arch == "resnet18" and dataset == "digits":
         return LARGE | dict(epochs=SMALL["epochs"], image_size=0)
     return PRESETS[dataset]
@@ -284,13 +287,13 @@ def changed(c) -> dict:
 
 def preset_table() -> str:
     """The presets for --help."""
-    columns = PRESETS | {"cnn, mlp": SMALL}
+    columns = PRESETS | {"narrow": NARROW, "cnn, mlp": SMALL}
     rows = {name: [str(column[name]).strip("()") for column in columns.values()] for name in LARGE}
     tau = [f"  {name:9s} q = {q:<5} {str(row)[1:-1]}" for name, t in TAU.items() for q, row in t.items()]
     return "\n".join([
-        "defaults by dataset; with --arch cnn or mlp the last column. The letters say where the values of the",
-        "large runs are from: P the paper, C the released code, O ours, as all of digits and cnn, mlp. One's own",
-        "data: as the last column; resnet18 on them as on cifar10, on digits with 40 epochs.\n",
+        "defaults by dataset; with --arch narrow, cnn or mlp the last columns. The letters say where the values of",
+        "the large runs are from: P the paper, C the released code, O ours, as all of digits, narrow, cnn and mlp.",
+        "One's own data: as the last column; resnet18 on them as on cifar10, on digits with 40 epochs.\n",
         " " * 25 + "".join(name.rjust(11) for name in columns),
         *(f"  {OPTIONS[k].source} {flag(k):21s}" + "".join(v.rjust(11) for v in row) for k, row in rows.items()),
         "\n--tau where f is pico's prototypes (C), for eta = 0.1, 0.2, 0.3; the nearest q and eta count:\n",

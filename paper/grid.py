@@ -8,20 +8,42 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from data import has_features
 from harness import InputError
-from harness.options import configure, recorded
+from harness.options import SIX, configure, recorded
 
 ROOT = Path(__file__).parent.parent
-SCALES = {  # name: datasets, the paper's dataset to put beside them, options of every run
-    "digits": ({"digits": (0.1, 0.3, 0.5)}, {"digits": "cifar10"}, []),
-    "kmnist": ({"kmnist": (0.1, 0.3, 0.5)}, {"kmnist": "kmnist"}, ["--arch", "cnn"]),
-    "paper": (
-        {"cifar10": (0.1, 0.3, 0.5), "cifar100": (0.01, 0.03, 0.05), "kmnist": (0.1, 0.3, 0.5)},
+ETAS, QS = (0.1, 0.2, 0.3), (0.1, 0.3, 0.5)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The size of the runs."""
+
+    datasets: dict[str, tuple[float, ...]]  # by name: their q
+    beside: dict[str, str]  # the paper's dataset to put beside each
+    options: tuple[str, ...] = ()  # of every run
+    etas: tuple[float, ...] = ETAS  # of Table 2
+    bases: tuple[str, ...] = ("pico",)  # of Table 4
+    thrice: tuple[str, ...] = ()  # bases that have all seeds where the others have the first alone; none: all
+
+
+SCALES = {
+    "digits": Scale({"digits": QS}, {"digits": "cifar10"}),
+    "kmnist": Scale(
+        {"kmnist": QS},
+        {"kmnist": "kmnist"},
+        ("--arch", "narrow", "--threads", "1"),
+        ETAS[2:],
+        SIX,
+        ("pico", "proden"),
+    ),
+    "paper": Scale(
+        {"cifar10": QS, "cifar100": (0.01, 0.03, 0.05), "kmnist": QS},
         {"cifar10": "cifar10", "cifar100": "cifar100", "kmnist": "kmnist"},
-        [],
     ),
 }
 
@@ -32,8 +54,9 @@ class Grid:
     def __init__(self, scale: str, seeds: list[int], out: Path, data: str, more: list[str], preset: str = "ours"):
         self.scale, self.seeds, self.data = scale, seeds, data
         self.folder = out / (scale if preset == "ours" else f"{scale}-{preset}")
-        self.datasets, self.beside, self.options = SCALES[scale]
-        self.options = [*self.options, *([] if preset == "ours" else ["--preset", preset]), *more]
+        self.size = SCALES[scale]
+        self.datasets, self.beside = self.size.datasets, self.size.beside
+        self.options = [*self.size.options, *([] if preset == "ours" else ["--preset", preset]), *more]
         dataset, qs = next(iter(self.datasets.items()))
         c = configure(["--dataset", dataset, "--q", str(qs[1]), "--eta", "0.3", *self.options])
         self.epochs, self.tau = c.epochs, c.tau  # of the figures' runs: PiCO, the middle q
@@ -43,8 +66,8 @@ class Grid:
         self, dataset: str, base: str, irnet: bool, q: float | None, eta: float | None, seeds=None, **more
     ) -> list[Path]:
         """One run a seed -> their folders. `more`: further options, as in views="ww", swap=True."""
-        folders = []
-        for seed in seeds or self.seeds:
+        folders, thrice = [], self.size.thrice
+        for seed in seeds or (self.seeds if base in (thrice or [base]) else self.seeds[:1]):
             name = f"{Path(dataset).stem}-" if len(self.datasets) > 1 or dataset not in self.datasets else ""
             name += f"{base}{'-irnet' if irnet else ''}"
             argv = ["--dataset", dataset, "--base", base, "--seed", str(seed), *self.options]

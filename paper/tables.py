@@ -18,13 +18,13 @@ import harness
 import losses
 from harness import InputError
 from paper import complexity
+from paper.grid import ETAS
 
 PAPER = json.loads(Path(__file__).with_name("paper.json").read_text())
 SIX = tuple(losses.BASES)
 ROBUST = ("mae", "mse", "sce", "gce", "plcr", "pico+")
 ROWS = {"irnet": "IRNet with PiCO", "supervised": "supervised learning"}
 ROWS |= {"dividemix": "noisy label learning (DivideMix)"}
-ETAS = (0.1, 0.2, 0.3)
 
 
 def title(name: str) -> str:
@@ -67,7 +67,7 @@ def beside(ours: str, theirs: float, key: str) -> str:
 
 
 def settings(grid, dataset: str):
-    return list(itertools.product(grid.datasets[dataset], ETAS))
+    return list(itertools.product(grid.datasets[dataset], grid.size.etas))
 
 
 def table2(grid):
@@ -86,15 +86,17 @@ def table2(grid):
         for d, key in itertools.product(grid.datasets, KINDS):
             yield heading(key, f"{d}", grid.beside[d])
             yield "| base | IRNet | " + " | ".join(f"q {q:g}, eta {eta:g}" for q, eta in settings(grid, d)) + " |"
-            yield "| --- " * 11 + "|"
+            yield "| --- " * (2 + len(settings(grid, d))) + "|"
+            printed = list(itertools.product(grid.datasets[d], ETAS))  # the paper's columns
             for b, irnet in itertools.product(SIX, (False, True)):
                 cells = []
-                for k, (q, eta) in enumerate(settings(grid, d)):
+                for q, eta in settings(grid, d):
                     ours = {i: read(asked[d, b, i, q, eta], key) for i in (False, True)}
                     wins = statistics.mean(ours[irnet]) > statistics.mean(ours[not irnet])
                     better[key] += irnet and wins
                     total += irnet and key == "best"
-                    theirs = PAPER["table2"][grid.beside[d]][b]["irnet" if irnet else "alone"][k][0]
+                    theirs = PAPER["table2"][grid.beside[d]][b]["irnet" if irnet else "alone"]
+                    theirs = theirs[printed.index((q, eta))][0]
                     cells.append(beside(cell(ours[irnet], wins), theirs, key))
                 yield f"| {title(b)} | {'yes' if irnet else 'no'} | " + " | ".join(cells) + " |"
             yield ""
@@ -141,8 +143,9 @@ def table3(grid):
     return by_q(grid, "table3", rows, "method")
 
 
-def table4(grid, bases: tuple[str, ...] = ("pico",)):
+def table4(grid):
     """Best and last accuracy, and the gap, with and without IRNet."""
+    bases = grid.size.bases
     asked = {
         (d, q, b, i): grid.ask(d, b, i, q, 0.3)
         for d in grid.datasets

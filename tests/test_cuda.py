@@ -19,7 +19,7 @@ import train
 from harness import options, ranks
 from paper import baselines
 
-SHAPES = {"resnet18": (3, 32), "cnn": (1, 28)}
+SHAPES = {"resnet18": (3, 32), "narrow": (1, 28), "cnn": (1, 28)}
 CLASSES, N, BATCH = 10, 64, 16
 
 
