@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +62,7 @@ class Grid:
         c = configure(["--dataset", dataset, "--q", str(qs[1]), "--eta", "0.3", *self.options])
         self.epochs, self.tau = c.epochs, c.tau  # of the figures' runs: PiCO, the middle q
         self.jobs: dict[Path, list[str]] = {}
+        self.first: list[Callable[[], None]] = []  # what the runs need, made before them
 
     def ask(
         self, dataset: str, base: str, irnet: bool, q: float | None, eta: float | None, seeds=None, **more
@@ -107,7 +109,9 @@ class Grid:
         todo = [folder for folder in self.jobs if not self.finished(folder)]
         print(f"{len(self.jobs)} runs, {len(self.jobs) - len(todo)} of them finished already")
         began, running, failed, done = time.monotonic(), {}, [], 0
-        signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        for make in self.first:
+            make()
+        before = signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         queue = iter(todo)
         try:
             while True:
@@ -132,6 +136,8 @@ class Grid:
                 process.wait()
             print("\nstopped; finished epochs are kept: the same command goes on", file=sys.stderr)
             raise SystemExit(130) from None
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     def _start(self, folder: Path) -> subprocess.Popen:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -217,14 +217,20 @@ def table8(grid):
 
 
 def crowd_file(grid) -> Path:
-    """RAF-DB's votes where the user has them; on digits five simulated annotators: right with probability 0.9 on
-    70 % of the images, with 0.3 on the others, so that all may be wrong."""
+    """RAF-DB's votes where the user has them; on digits those of simulated annotators, made before the runs."""
     if grid.scale != "digits":
         path = Path(grid.data or ".") / "rafdb" / "votes.csv"
         if not path.exists():
             raise InputError(f"table8: there is no {path}; docs/own-labels.md shows how it is made of RAF-DB")
         return path
     path = grid.folder / "annotated-digits.npz"
+    grid.first.append(lambda: annotate_digits(path))
+    return path
+
+
+def annotate_digits(path: Path) -> None:
+    """Five annotators: right with probability 0.9 on 70 % of the images, with 0.3 on the others, so that all may be
+    wrong."""
     if not path.exists():
         d, rng = data.load("digits"), np.random.RandomState(0)
         y = d.labels.numpy()
@@ -234,7 +240,6 @@ def crowd_file(grid) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         images = dict(x_train=d.images[:, 0].numpy(), x_test=d.test_images[:, 0].numpy())
         np.savez(path, y_train=y, y_test=d.test_labels.numpy(), annotators=votes, **images)
-    return path
 
 
 def noise(grid):

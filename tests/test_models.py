@@ -35,6 +35,21 @@ def test_backbones_shapes_and_stem(arch, channels, size):
         assert isinstance(stem.maxpool, nn.Identity)
 
 
+def test_narrow_is_a_residual_network_that_halves_three_times():
+    net = models.build("narrow", 1, 28, 10).eval()
+    *convolutions, top, _, _ = net.backbone  # stem and blocks, then Linear, BatchNorm, ReLU
+    x, sides = torch.rand(2, 1, 28, 28), []
+    for part in convolutions[:-1]:
+        x = part(x)
+        sides.append(x.shape[-1])
+    assert sides[0] == 14 and sides[-2:] == [7, 4] and top.in_features == 64 * 4 * 4 and x.shape[1] == 64
+    block = convolutions[-2]  # y = relu(F(x) + W x): without F, the halved x alone
+    for p in block.bn2.parameters():
+        nn.init.zeros_(p)
+    x = torch.rand(2, 32, 7, 7)
+    assert torch.allclose(block(x), block.downsample(x).relu())
+
+
 def test_encoder_normalises_its_images():
     net = models.build("mlp", 3, 8, 4, (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)).eval()
     x = torch.rand(5, 3, 8, 8)

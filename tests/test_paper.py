@@ -115,6 +115,24 @@ def test_the_scale_of_the_paper_is_its_own_experiment():
     assert (c.arch, c.epochs, c.dataset, c.data) == ("resnet18", 1000, "cifar100", "somewhere")
 
 
+def test_the_scale_of_kmnist_has_three_seeds_for_two_bases_and_the_papers_cells():
+    grid = Grid("kmnist", [0, 1, 2], Path("o"), "", [])
+    lines = tables.table2(grid)
+    assert len(grid.jobs) == 2 * 3 * (2 * 3 + 4)  # with and without IRNet, three q; PiCO and PRODEN thrice
+    shared = set(grid.jobs)
+    tables.table4(grid)
+    assert set(grid.jobs) == shared  # the same runs
+    c = configure(grid.jobs[Path("o/kmnist/cc-irnet-q0.5-eta0.3-seed0")])
+    assert (c.arch, c.threads, c.eta, c.dataset) == ("narrow", 1, 0.3, "kmnist")
+    for folder in shared:
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(json.dumps(dict(last=0.5, best=0.6, gap=0.1)))
+    text = "\n".join(lines())
+    row = next(line for line in text.splitlines() if line.startswith("| CC | no |"))
+    printed = [cells[0] for cells in tables.PAPER["table2"]["kmnist"]["cc"]["alone"]]
+    assert row == "| CC | no | " + " | ".join(f"60.0 ({printed[k]:.1f})" for k in (2, 5, 8)) + " |"  # eta 0.3
+
+
 def test_table_6_agrees_with_the_paper():
     net = complexity.network()
     for views, theirs in tables.PAPER["table6"].items():
@@ -172,6 +190,7 @@ def test_python_m_paper_is_its_command_line(monkeypatch, capsys):
         assert stop.value.code == code
     out, err = capsys.readouterr()
     assert err.startswith("error: absent ") and "table2" in out and "fig8" in out
+    assert not Path("o").exists()  # to list is not to make
 
 
 @pytest.fixture
