@@ -55,13 +55,15 @@ def find_device(wanted: str) -> str:
 
 
 def processor_has_bf16() -> bool:
-    """Whether the CPU multiplies bf16 itself (AVX512-BF16, AMX); where it does not, it is many times slower."""
-    with contextlib.suppress(AttributeError):  # torch of 2026 tells
+    """Whether the CPU multiplies bf16 itself (AVX512-BF16, AMX); where it does not, it is many times slower. The
+    newest torch tells, older ones by other names, the oldest not at all: then Linux does. Nobody: no."""
+    with contextlib.suppress(AttributeError, RuntimeError):
         found = torch.cpu.get_capabilities()
         return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
-    with contextlib.suppress(OSError):
-        with open("/proc/cpuinfo") as file:
-            flags = next((line.split() for line in file if line.startswith("flags")), [])
+    with contextlib.suppress(AttributeError, RuntimeError):
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        flags = next((line.split() for line in file if line.startswith("flags")), [])
         return "avx512_bf16" in flags or "amx_bf16" in flags
     return False
 
@@ -74,7 +76,7 @@ class Precision:
         if wanted == "auto" and device.type == "cuda":
             wanted = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
         elif wanted == "auto":
-            wanted = "off"
+            wanted = "bf16" if device.type == "cpu" and processor_has_bf16() else "off"
         self.name, self.device = wanted, device.type
         self.type = dict(bf16=torch.bfloat16, fp16=torch.float16, off=None)[wanted]
         self.scaler = torch.amp.GradScaler(device.type) if wanted == "fp16" else None
