@@ -235,7 +235,10 @@ def check_epoch(c, learner: Learner, samples: data.Samples, row: dict) -> None:
     refine, epoch, held_out = learner.refine, row["epoch"], samples.candidates[samples.held_out]
     row["test"] = row["val"] = accuracy(learner, samples.test_images, samples.test_labels)
     unseen = len(held_out) and not refine.started  # the held-out part, so far
+    small = len(samples.labels) < 5000  # on large data no look that decides nothing
     if len(held_out):
+        row["val"] = math.nan
+    if unseen or small and len(held_out):
         logits = logits_of(learner, samples.held_out_images())
         row["val"] = validation_score(logits, held_out)
     found = refine.end_epoch(row["val"])
@@ -247,8 +250,7 @@ def check_epoch(c, learner: Learner, samples: data.Samples, row: dict) -> None:
 
             _, f = probabilities(learner, samples.held_out_images())
             row["tau"] = refine.tau = crowd.safe_tau(logits, f, held_out, high, temperature, c.tau)
-    # a look at all training samples is a quarter of an epoch's work: on large data four in a run
-    every = c.transductive_every or (1 if len(samples.labels) < 5000 else max(1, c.epochs // 4))
+    every = c.transductive_every or (1 if small else (c.epochs + 1) // 2)  # all training samples: twice in a run
     look = (samples.images, samples.labels) if epoch % every == 0 or epoch == c.epochs else None
     row["transductive"] = accuracy(learner, *look) if look else math.nan
     row["noise_level"] = irnet.noise_level(samples.candidates, samples.labels)

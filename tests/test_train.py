@@ -1,6 +1,7 @@
 """Algorithm 1 at toy size: every base, same seed same run, own data, the effect itself."""
 
 import csv
+import math
 import signal
 import time
 from pathlib import Path
@@ -133,6 +134,28 @@ def test_validation_score_reads_no_true_label():
         samples.labels, row = labels, dict(epoch=1)
         train.check_epoch(c, learner, samples, row)
         assert row["val"] == score
+
+
+@pytest.mark.parametrize("val", ["holdout", "test"])
+def test_large_data_are_looked_at_only_where_it_decides_something(val, monkeypatch):
+    """5,000 samples: the held-out part until e0, all training samples twice in a run, the test set always."""
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randint(0, 256, (5000, 1, 8, 8), dtype=torch.uint8, generator=g), torch.arange(5000) % 10
+    many = data.Dataset("many", x, y, x[:100], y[:100], 10, (0.5,), (0.5,))
+    argv = "--base cc --arch mlp --epochs 5 --e0 2 --device cpu --val".split()
+    c = options.configure([*argv, val])
+    learner, samples = train.prepare(c, many)
+    looks, original = [], train.evaluate
+    monkeypatch.setattr(train, "evaluate", lambda s, f, x, *a: looks.append(len(x)) or original(s, f, x, *a))
+    made = [dict(epoch=epoch) for epoch in range(1, 6)]
+    for row in made:
+        train.check_epoch(c, learner, samples, row)
+    held_out = [250] * (val == "holdout")
+    assert looks == [*([100] + held_out) * 2, 100, 5000, 100, 100, 5000]
+    assert [row["test"] for row in made] == [made[0]["test"]] * 5
+    known = [val == "test" or row["epoch"] <= 2 for row in made]
+    assert [math.isfinite(row["val"]) for row in made] == known and made[-1]["e0"] == 2
+    assert [math.isfinite(row["transductive"]) for row in made] == [False, False, True, False, True]
 
 
 @pytest.mark.parametrize("base", list(losses.BASES))
