@@ -12,7 +12,7 @@ import hashlib
 import io
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +44,10 @@ class Dataset:
     scored: object | None = None  # where the test set is a part set aside, its candidate sets (crowd.Scored)
     annotators: Tensor | None = None  # int64 [N, A], the label that each gave, -1 for none
     annotator_names: list[str] | None = None  # of the columns
+    decided: Tensor | None = None  # bool [N, C], sets that a person decided on; an empty row: nobody has
+    decisions: dict | None = None  # how many, for the summary
+    voted_tests: int = 0  # test samples whose label is by their votes
+    notes: list[str] = field(default_factory=list)  # lines about the data
 
     @property
     def truth_known(self) -> bool:
@@ -71,7 +75,8 @@ class Dataset:
     @property
     def score(self) -> str:
         """What the accuracy on `test_images` is."""
-        return "test accuracy" if self.scored is None else "score on set-aside samples"
+        by_votes = "score by the votes of the test samples" if self.voted_tests else "test accuracy"
+        return by_votes if self.scored is None else "score on set-aside samples"
 
     def check(self, arch: str, name: str) -> None:
         """Whether a network of this kind can take it."""
@@ -124,6 +129,13 @@ def has_features(path: Path) -> bool:
     return crowd.has_features(path)
 
 
+def count(path: Path) -> int:
+    """How many training samples one's own data have."""
+    import crowd
+
+    return crowd.count(path)
+
+
 def cut(data: Dataset, size: int | None, limit_train: int | None = None, limit_test: int | None = None) -> Dataset:
     for part, limit in (("", limit_train), ("test_", limit_test)):
         images = getattr(data, part + "images")[:limit]
@@ -131,7 +143,7 @@ def cut(data: Dataset, size: int | None, limit_train: int | None = None, limit_t
             images = resize(images if torch.is_tensor(images) else images.to("cpu"), [size, size], antialias=True)
         setattr(data, part + "images", images)
         setattr(data, part + "labels", getattr(data, part + "labels")[:limit])
-    for name in ("candidates", "votes", "annotators", "files"):
+    for name in ("candidates", "votes", "annotators", "decided", "files"):
         if getattr(data, name) is not None:
             setattr(data, name, getattr(data, name)[:limit_train])
     return data

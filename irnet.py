@@ -177,6 +177,7 @@ class IRNet:
         swap: bool = False,
         weights_after: str = "value",
         strict: bool = False,
+        fixed: Tensor | None = None,
     ):
         if candidates.dtype != torch.bool or candidates.ndim != 2:
             raise ValueError(f"candidates must be bool [N, C], not {candidates.dtype} {tuple(candidates.shape)}")
@@ -184,6 +185,7 @@ class IRNet:
             raise ValueError(f"weights_after must be 'value', 'uniform' or '1/C', not {weights_after!r}")
         self.candidates, self.tau, self.strict = candidates, tau, strict
         self.swap, self.weights_after = swap, weights_after
+        self.fixed = fixed  # bool [N], samples whose sets stay as they are
         self.epoch = CorrectionEpoch.of(epochs, rule, window, e0)
         n, device = len(candidates), candidates.device
         self.corrected_at = torch.zeros(n, dtype=torch.int32, device=device)  # epoch of the latest correction
@@ -205,6 +207,7 @@ class IRNet:
         """Algorithm 1's second loop for one batch: index [B], views = [f(x), f(z_1), ...] -> (flagged, label)."""
         old = self.candidates[index]
         flagged, label = detect(views, old, self.tau, self.strict)
+        flagged = flagged if self.fixed is None else flagged & ~self.fixed[index]
         drop = least_likely(views[0], old) if self.swap else None
         new = correct(old, flagged, label, drop)
         self.candidates[index] = new

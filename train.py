@@ -68,7 +68,8 @@ def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
     network = models.build(**shape, pico=queue if c.base in options.PICO_FAMILY else None).to(device)
     base = make_base(c, dataset, samples.candidates, generator, seeded)
     e0 = dict(rule=c.e0_rule, window=c.window, e0=None if c.e0 == "auto" else int(c.e0))
-    how = dict(swap=c.swap, weights_after=c.weights_after, strict=c.strict)
+    fixed = None if dataset.decided is None else dataset.decided.any(1).to(device)  # what a person decided stays
+    how = dict(swap=c.swap, weights_after=c.weights_after, strict=c.strict, fixed=fixed)
     refine = irnet.IRNet(samples.candidates, c.tau, c.epochs, **e0, **how)
     if c.record_views:
         models.record_views(network)
@@ -266,7 +267,7 @@ def train(c, run: folder.Run) -> int:
         say(f"{run.folder} is finished: summary.json has its results, candidates.npz its candidate sets")
         return 0
     torch.set_num_threads(c.threads or torch.get_num_threads())
-    own = dict(min_votes=c.min_votes, reliability=c.reliability, classes=c.classes)
+    own = {name: getattr(c, name) for name in options.READING}
     source = (c.dataset, c.data, c.image_size or None, c.limit_train, c.limit_test)
     dataset = ranks.one_first(lambda: data.load(*source, **own))
     fingerprint = dataset.fingerprint()
@@ -324,18 +325,20 @@ def finish(c, run, dataset, samples, learner: Learner, rows: list[dict], histogr
         tables = crowd.tables(dataset, crowd.Outcome(samples.before, *after, p, f, c.tau, features))
         for file, text in tables.items():
             run.text(file, text)
+        summary |= (dataset.decisions or {}) | crowd.score(tables["labels.csv"])
         run.finish(summary)
         name = run.folder.resolve().name
         if c.dataset not in options.PRESETS:
             run.page("review.html", lambda: crowd.review(tables["labels.csv"], dataset, p, c.dataset, name))
-        run.page("report.html", lambda: results.report_page(c, name, rows, summary, histograms, dataset))
+        own = lambda: crowd.part_of_report(tables)  # noqa: E731
+        run.page("report.html", lambda: results.report_page(c, name, rows, summary, histograms, dataset, own()))
     screen.closing(c, summary, run.folder)
 
 
 def main(argv: list[str] | None = None) -> int:
     run = None
     try:
-        c = options.configure(argv, data.has_features)
+        c = options.configure(argv, data.has_features, data.count)
         ranks.start(c.device, c.batch_size)
         with folder.Run.of(c, own=c.dataset not in options.PRESETS) as run:
             return train(c, run)

@@ -11,6 +11,7 @@ from PIL import Image, ImageOps  # torchvision brings it
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
+SUFFIXES = frozenset(".png .jpg .jpeg .bmp .gif .webp .tif .tiff .ppm .pgm".split())  # of a folder's images
 MOST_PIXELS = 50_000_000  # of an image, by its header; more is a mistake or an attack
 # Pillow warns of images that are refused here, and refuses still larger ones by itself
 warnings.filterwarnings("ignore", "Image size")

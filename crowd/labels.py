@@ -16,11 +16,13 @@ import irnet
 from crowd.annotators import Votes, annotators_csv, people
 from crowd.consensus import Consensus, consensus
 from crowd.dataset import agreement
+from crowd.further import next_csv
 from data import Dataset
 from harness.ranks import say
 
 COLUMNS = "given after predicted probability margin flagged corrected_at added agreement truth split".split()
 OWN = "majority consensus confidence p_majority_wrong p_missing votes".split()  # of one's own sets
+DECIDED = ["decided", "proposed"]  # with decisions; proposed: what votes and network say without them
 MOST_CLASSES = 2000  # with a matrix of how they are taken for one another
 
 
@@ -47,7 +49,16 @@ def tables(d: Dataset, end: Outcome) -> dict[str, str]:
     found = consensus(votes, end.p, unseen, sets, features=torch.cat(end.features) if end.features else None)
     if votes:
         tell(found)
-    written = {"labels.csv": labels_csv(d, end, found, votes)}
+    decided = both(d, end, "decided", d.decided) if d.decided is not None else None
+    proposed, q = (found.q if votes else end.p).argmax(1), found.q
+    if decided is not None:  # a decision is what the label is, whatever the rest says
+        known = decided.any(1)
+        q = torch.where(known[:, None], decided * q.clamp_min(1e-12), q)
+        found.q = q / q.sum(1, keepdim=True)
+    written = {"labels.csv": labels_csv(d, end, found, votes, decided, proposed)}
+    if votes:
+        names = d.sample_names + (d.scored.files if len(end.p) > len(end.before) else [])
+        written["next.csv"] = next_csv(votes, found.q, names, d.class_names, decided)
     if d.annotators is not None:
         names, _ = people(d.annotator_names)
         written["annotators.csv"] = annotators_csv(votes, found.q, names, d.class_names)
@@ -62,24 +73,33 @@ def tell(found: Consensus) -> None:
     say(f"consensus of network and votes: {how}; temperature {found.temperature:.2f}, from {source}")
 
 
+def both(d: Dataset, end: Outcome, name: str, ours: Tensor) -> Tensor:
+    """Of the training samples, then of those set aside for scoring."""
+    more = len(end.p) - len(end.before)
+    return torch.cat([ours, getattr(d.scored, name)[:more]]) if more else ours
+
+
 def everybody(d: Dataset, end: Outcome) -> tuple[Tensor, Votes | None]:
     """The sets, and the votes where there are any: of the training samples, then of those set aside for scoring."""
-    more = len(end.p) - len(end.before)
-
-    def both(name: str, ours: Tensor) -> Tensor:
-        return torch.cat([ours, getattr(d.scored, name)[:more]]) if more else ours
-
-    sets = both("candidates", end.before)
+    sets = both(d, end, "candidates", end.before)
     if d.votes is None:
         return sets, None
     if d.annotators is None:
-        return sets, Votes.of_counts(both("votes", d.votes))
-    return sets, Votes.of_columns(both("annotators", d.annotators), people(d.annotator_names)[1], d.num_classes)
+        return sets, Votes.of_counts(both(d, end, "votes", d.votes))
+    columns = both(d, end, "annotators", d.annotators)
+    return sets, Votes.of_columns(columns, people(d.annotator_names)[1], d.num_classes)
 
 
-def labels_csv(d: Dataset, end: Outcome, found: Consensus | None = None, votes: Votes | None = None) -> str:
+def labels_csv(
+    d: Dataset,
+    end: Outcome,
+    found: Consensus | None = None,
+    votes: Votes | None = None,
+    decided: Tensor | None = None,
+    proposed: Tensor | None = None,
+) -> str:
     """By the margin tau (Eq. 4) under the set that was given; with a consensus, by how probably the majority is
-    wrong or the truth missing. flagged: tau <= -tau_epsilon (Eq. 10) under it."""
+    wrong or the truth missing; what a person has decided comes last. flagged: tau <= -tau_epsilon (Eq. 10)."""
     aside, given, after, truth, files = d.scored, end.before, end.after, d.labels, d.sample_names
     more = len(end.p) - len(given)
     if more:
@@ -100,10 +120,18 @@ def labels_csv(d: Dataset, end: Outcome, found: Consensus | None = None, votes: 
     def joined(row: list[bool]) -> str:
         return "|".join(name for name, inside in zip(names, row, strict=True) if inside)
 
+    if decided is not None:
+        known = decided.any(1)
+        suspicion = suspicion.masked_fill(known, -math.inf)
+        own = [
+            [*row, joined(S), names[label]] if sure else [*row, "", ""]
+            for row, S, label, sure in zip(own, decided.tolist(), proposed.tolist(), known.tolist(), strict=True)
+        ]
+
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    head = ["row" if all(map(str.isdecimal, files)) else "file", *COLUMNS]
-    table.writerow(head + OWN if found else head)
+    head = ["row" if all(map(str.isdecimal, files)) else "id" if d.features else "file", *COLUMNS]
+    table.writerow(head + (OWN if found else []) + (DECIDED if decided is not None else []))
     for part in suspicion.argsort(stable=True, descending=True).split(10_000):
         for i, S, new, sure, guess, margin, flagged, epoch, added, agreed_, y in zip(
             part.tolist(), *(column[part].tolist() for column in columns), strict=True

@@ -33,7 +33,7 @@ except ImportError:  # Windows: no lock
     fcntl = None
 
 FILES = "checkpoint.pt previous.pt summary.json candidates.npz metrics.jsonl config.json".split()
-FILES += ["labels.csv", "annotators.csv", "review.html", "report.html", "model.pt"]
+FILES += ["labels.csv", "annotators.csv", "next.csv", "review.html", "report.html", "model.pt"]
 
 
 class Broken(Exception):

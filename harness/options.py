@@ -60,6 +60,8 @@ GROUPS = {
         Option("min_votes", "a label is a candidate from N votes on, or if none has more", 1, "[1, inf)"),
         Option("reliability", "without a test set: agreement of the samples to score on", 0.8, "(0, 1]"),
         Option("classes", "the names of all classes (default: the labels in the data)", type=str, count="+"),
+        Option("unsure", "labels that mean nothing: such votes are left out", (), type=str, count="+"),
+        Option("decisions", "decisions.csv of a review: labels that a person decided on", (), type=str, count="+"),
         Option("feature_noise", "noise that augments features, in deviations; strong: twice", 0.1, "[0, 10]"),
     ),
     "method": (
@@ -115,6 +117,7 @@ GROUPS = {
         Option("save_every", "epochs between checkpoints; one more when stopped", 1, "[1, inf)", kept=False),
     ),
 }  # fmt: skip
+READING = ("min_votes", "reliability", "classes", "unsure", "decisions")  # what reading one's own data depends on
 OWN, PICO = ({o.name for o in GROUPS[title]} for title in ("one's own data", "pico and its kind"))
 OPTIONS = {option.name: option for group in GROUPS.values() for option in group}
 LARGE = {o.name: o.large for o in OPTIONS.values() if o.large is not None}
@@ -139,11 +142,15 @@ TAU_SMALL = 0.004  # O: prototypes of the small networks
 TAU_CLASSIFIER = {0.1: 0.3, 0.3: 0.3, 0.5: 0.2}  # O: {q: tau}; larger sets share the probability among more labels
 
 
-def configure(argv: list[str] | None = None, has_features: Callable[[Path], bool] = lambda path: False):
+def configure(
+    argv: list[str] | None = None,
+    has_features: Callable[[Path], bool] = lambda path: False,
+    count: Callable[[Path], int] = lambda path: 0,
+):
     """The command line, filled up and checked: a frozen object. has_features(path): features rather than images?"""
     given = check_given(parse(argv))
     path = Path(given["dataset"])
-    c = check(fill(given, features=str(path) not in PRESETS and not is_table(path) and has_features(path)))
+    c = check(fill(given, features=str(path) not in PRESETS and has_features(path)))
     c["device"] = ranks.find_device(c["device"])
     return dataclasses.make_dataclass("Config", list(c), frozen=True)(**c)
 

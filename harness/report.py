@@ -71,7 +71,7 @@ def shown(key: str, value: object) -> str:
         return MISSING.get(key, "not known")
     if key in ("gap", "seconds"):
         return f"{100 * value:.2f} points" if key == "gap" else f"{value:,.0f} s"
-    if key in FRACTIONS:
+    if key in FRACTIONS or key.endswith("_right"):
         return per_cent(value)
     return str(value) if not isinstance(value, float) else f"{value:,.0f}" if value >= 1000 else f"{value:g}"
 

@@ -35,12 +35,14 @@ def summarise(c, rows: list[dict], e0: int | None, tau: float, noise_before: flo
     )
 
 
-def report_page(c, name: str, rows: list[dict], summary: dict, histograms: list[dict], dataset) -> str:
-    """report.html of the run."""
+def report_page(
+    c, name: str, rows: list[dict], summary: dict, histograms: list[dict], dataset, own: str = ""
+) -> str:
+    """report.html of the run; own: HTML about one's own labels."""
     margins = histograms
     if not dataset.truth_known:  # nobody knows which are noisy
         keys = ("epoch", "low", "high")
         both = [[a + b for a, b in zip(one["clean"], one["noisy"], strict=True)] for one in histograms]
         margins = [{k: one[k] for k in keys} | {"all": all_} for one, all_ in zip(histograms, both, strict=True)]
-    more = dict(changed=options.changed(c), margins=margins, score=dataset.score)
+    more = dict(changed=options.changed(c), margins=margins, score=dataset.score, more=own)
     return report.page(name, [plain(row) for row in rows], plain(summary), **more)

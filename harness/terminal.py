@@ -140,6 +140,8 @@ class Screen:
         for note, some in self._notes(d, samples.before, own=c.dataset not in PRESETS).items():
             if some:
                 self.say(f"           {note}: {' | '.join(some[:10])}{' ...' * (len(some) > 10)}")
+        for note in d.notes:
+            self.say(f"  note     {note}")
         self.say(f"  network  {c.arch}, {encoders}, {million:.2f} M parameters, on {c.device}{threads}{precision}")
         self.say(f"  plan     {c.epochs} epochs of {self.steps} steps of {c.batch_size}; {what}")
         self.say(f"  e0       {rule}; the curve is from {curve}")
@@ -166,6 +168,8 @@ class Screen:
     def _data(d) -> str:
         size, colour = d.images.shape[-1], "colour" if d.images.shape[1] == 3 else "grey"
         kind = f"samples of {d.images.shape[1]} features" if d.features else f"images, {size}x{size} {colour}"
+        if d.voted_tests:
+            kind += f" ({d.voted_tests:,} of them by votes alone, without their truth)"
         why = "the annotators agree on them most"
         why = "one label each, not confirmed" if d.scored and d.scored.single else why
         return f"{len(d.test_images):,} {'test' if d.scored is None else f'set-aside ({why})'} {kind}"
@@ -193,7 +197,8 @@ class Screen:
     def closing(self, c, summary: dict, folder: Path) -> None:
         p = {key: 100 * value for key, value in summary.items() if isinstance(value, float)}
         self.say()
-        name = "test accuracy " if self.score == "test accuracy" else "set-aside score"
+        names = {"test accuracy": "test accuracy ", "score on set-aside samples": "set-aside score"}
+        name = names.get(self.score, "score by votes ")
         self.say(f"{name} last {p['last']:.2f} %, best {p['best']:.2f} %, gap {p['gap']:.2f} points")
         known, moved = not math.isnan(p["noise_before"]), summary["corrections"]
         if known:
@@ -208,4 +213,15 @@ class Screen:
             found = f"e0 = {summary['e0']}" if summary["e0"] else "e0 was not found"
             self.say(f"noise level    {level}; {found}; {fixed}")
         self.say(f"noise estimate {estimated(summary['noise_estimate'])}, without any true label")
+        if "decisions" in summary:
+            shares = {
+                "page_right": "the page's proposals",
+                "proposals_right": "this run's",
+                "majority_right": "votes",
+            }
+            right = [f"{words} {p[key]:.1f} %" for key, words in shares.items() if key in p]
+            none = f", {summary['decisions_none']} none of the classes" * bool(summary["decisions_none"])
+            self.say(
+                f"decisions      {summary['decisions']}{none}; right on them: {', '.join(right) or 'not known'}"
+            )
         self.say(f"files          {folder}, in {duration(summary['seconds'])}")
