@@ -185,8 +185,12 @@ class Base:
     def after_step(self, network, views: list[Tensor], index: Tensor, probs: Tensor) -> None:
         """Updates the label weights; probs is f(x) from before the step."""
 
-    def begin_epoch(self, epoch: int, logits_of) -> None:
-        """Before an epoch; logits_of(name of a network) -> [N, C] on the plain training images."""
+    def begin_epoch(self, epoch: int, look) -> None:
+        """Before an epoch; look(function) -> function(network, x) of all plain training images x, in batches."""
+
+    def pool(self, index: Tensor) -> Tensor:
+        """Those of the samples that the epoch trains on."""
+        return index
 
     def end_epoch(self, epoch: int, epochs: int) -> None:
         """What changes with the epochs."""

@@ -126,10 +126,9 @@ def accuracy(learner: Learner, images: Tensor, labels: Tensor) -> float:
     return float((predict(learner, images) == labels).float().mean())
 
 
-def logits_of(learner: Learner, images: Tensor, name: str = "") -> Tensor:
-    """[N, C]; of one of several networks, by its name."""
-    network = getattr(learner.network, name) if name else learner.network
-    return evaluate(learner, lambda x: network(x).float(), images)
+def logits_of(learner: Learner, images: Tensor) -> Tensor:
+    """[N, C]."""
+    return evaluate(learner, lambda x: learner.network(x).float(), images)
 
 
 def probabilities(learner: Learner, images: Tensor, place: str | None = None) -> tuple[Tensor, Tensor]:
@@ -197,9 +196,11 @@ def train_epoch(
     began, base, refine, network = time.monotonic(), learner.base, learner.refine, learner.network
     for group in learner.optimizer.param_groups:
         group["lr"] = cosine(lr, epoch, epochs)
-    base.begin_epoch(epoch, lambda name: logits_of(learner, samples.images, name))
+    base.begin_epoch(epoch, lambda look: evaluate(learner, lambda x: look(network, x), samples.images))
     correcting = refine.started and corrects and refine.tau < math.inf  # Alg. 1's second loop
     pool = torch.cat([samples.pool, samples.held_out]) if refine.started else samples.pool  # after e0 they join
+    wanted = base.pool(pool)
+    pool = wanted if len(wanted) >= learner.batch_size else pool
     order = pool[torch.randperm(len(pool), generator=learner.views.generator, device=learner.device)]
     steps = len(order) // learner.batch_size  # T_max; what is left over has its turn in another epoch
     seen = order[: steps * learner.batch_size]

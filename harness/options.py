@@ -14,9 +14,9 @@ from pathlib import Path
 from harness import InputError, Parser, flag, is_table, nearest, ranks
 
 SIX = ("cc", "rc", "log", "proden", "lwc", "pico")
-BASES = (*SIX, "mae", "mse", "sce", "gce", "plcr", "pico+", "alim", "supervised", "dividemix")
+BASES = (*SIX, "mae", "mse", "sce", "gce", "plcr", "pico+", "alim", "pals", "supervised", "dividemix")
 PICO_FAMILY = ("pico", "pico+", "alim")  # two encoders, a queue, prototypes
-WITHOUT_IRNET = ("pico+", "alim", "supervised", "dividemix")  # noise has another answer there, or none
+WITHOUT_IRNET = ("pico+", "alim", "pals", "supervised", "dividemix")  # noise has another answer there, or none
 ARCHS, VALS, PLACES = ("resnet18", "narrow", "cnn", "mlp"), ("holdout", "test"), ("device", "host")
 RULES, AMPS = ("auto", "smoothed", "knee", "paper"), ("auto", "bf16", "fp16", "off")
 FS, FORMS = ("auto", "prototype", "classifier"), ("average", "soft_target")

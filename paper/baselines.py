@@ -1,5 +1,5 @@
 """The paper's other methods, each a base like those of losses.py: MAE, MSE, SCE, GCE, PLCR and PiCO+ (Section 4.2),
-supervised learning and DivideMix (Table 8), and ALIM, its authors' next method.
+supervised learning and DivideMix (Table 8), ALIM, its authors' next method, and PALS (pals.py).
 
 MAE, MSE, SCE, GCE and PLCR also carry IRNet; the others have an answer to noise of their own, or none. A
 schedule published in epochs is kept as a share of the run, but for warm-ups (`warm_up`).
@@ -17,6 +17,7 @@ from torch import Generator, Tensor
 
 import losses
 from losses import Base, PiCO, log_contrast, uniform_weights, weighted_ce
+from paper.pals import PALS
 
 # ------------------------------------------------------------------ noise-robust losses on sets
 
@@ -219,11 +220,12 @@ class DivideMix(Base):
         self.clean: Tensor | None = None  # [2, N]: the probability to be clean, by each network
         self.epoch = 1
 
-    def begin_epoch(self, epoch: int, logits_of: Callable) -> None:
+    def begin_epoch(self, epoch: int, look: Callable) -> None:
         self.epoch = epoch
         if epoch <= self.warm_up:
             return
-        each = [F.cross_entropy(logits_of(name), self.labels, reduction="none") for name in ("one", "two")]
+        seen = look(lambda network, x: torch.stack([network.one(x).float(), network.two(x).float()], 1))
+        each = [F.cross_entropy(z, self.labels, reduction="none") for z in seen.unbind(1)]
         self.clean = torch.stack([clean_probability(loss) for loss in each])
 
     def loss(self, network, views, index):
@@ -322,7 +324,8 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 ROBUST = {"mae": losses.mae, "mse": losses.mse, "sce": losses.sce, "gce": losses.gce}
 METHODS = losses.BASES | {name: functools.partial(Robust, function=loss) for name, loss in ROBUST.items()}
-METHODS |= {"plcr": PLCR, "pico+": PiCOPlus, "alim": ALIM, "supervised": Supervised, "dividemix": DivideMix}
+METHODS |= {"plcr": PLCR, "pico+": PiCOPlus, "alim": ALIM, "pals": PALS}
+METHODS |= {"supervised": Supervised, "dividemix": DivideMix}
 
 
 def make(c, dataset, candidates: Tensor, pico: dict, generator: Generator, seeded: Generator) -> Base:
@@ -331,6 +334,7 @@ def make(c, dataset, candidates: Tensor, pico: dict, generator: Generator, seede
     plus = dict(start=max(2, warm_up(start, c.epochs)), neighbours=near, queue_size=c.queue, generator=generator)
     options = {"pico+": pico | plus, "alim": pico | dict(eta=c.eta)}
     options |= dict.fromkeys(("mae", "mse", "sce"), dict(form=c.form))
+    options["pals"] = dict(generator=generator, epochs=c.epochs)
     if c.base in ("supervised", "dividemix"):
         one = one_label(dataset.votes, candidates.cpu(), seeded).to(candidates.device)
         options = dict(supervised=dict(labels=one))
