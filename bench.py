@@ -2,15 +2,18 @@
 
     python bench.py                    about five minutes on two CPU cores; prints a table, writes bench.json
     python bench.py --only epoch step  these parts alone (--help names them)
+    python bench.py --only compile     torch.compile, which takes minutes of its own and is not among the others
 
 Times vary with the machine and with what else it does, so none is printed. The two sides of every ratio run
-turn and turn about; a row shows the median ratio and the smallest and largest one.
+turn and turn about; a row shows the median ratio and the smallest and largest one. Unless a row says otherwise they
+are CPU seconds of one thread, on which other work of the machine has little influence.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -36,19 +39,20 @@ from harness.options import configure
 Row = dict
 
 
-def timed(run: Callable, calls: int) -> float:
-    began = time.perf_counter()
+def timed(run: Callable, calls: int, clock: Callable = time.process_time) -> float:
+    began = clock()
     for _ in range(calls):
         run()
-    return (time.perf_counter() - began) / calls
+    return (clock() - began) / calls
 
 
 def side_by_side(
-    name: str, top: Callable, bottom: Callable, asked: str, repeats: int = 7, calls: int = 1, **more
-) -> Row:
+    name: str, top: Callable, bottom: Callable, asked: str, repeats: int = 7, calls: int = 1,
+    clock: Callable = time.process_time, **more,
+) -> Row:  # fmt: skip
     """time(top) / time(bottom), measured alternately after one call of each to warm up."""
     top(), bottom()
-    ratios = [timed(top, calls) / timed(bottom, calls) for _ in range(repeats)]
+    ratios = [timed(top, calls, clock) / timed(bottom, calls, clock) for _ in range(repeats)]
     return row_of(name, ratios, asked, **more)
 
 
@@ -156,7 +160,7 @@ def bare_passes(learner: train.Learner, images: torch.Tensor, extra_view: bool) 
 
 
 def step(base: str, arch: str, batch: int, shape: tuple[int, int], extra: bool, asked: str, **times) -> Row:
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(1)
     learner, samples = prepare(base, arch, batch, synthetic(4 * batch, 10, *shape))
     index = samples.pool[:batch]
     name = f"bare networks / whole step, {arch}, {base}, batch {batch}, {'after e0' if extra else 'before e0'}"
@@ -199,7 +203,36 @@ def threads() -> Iterator[Row]:
             return lambda: (torch.set_num_threads(count), run())
 
         name = f"a step by one thread / by two, {arch}, {base}, {shape[1]}x{shape[1]}"
-        yield side_by_side(name, with_threads(1), with_threads(2), "", repeats=5, calls=2)
+        yield side_by_side(name, with_threads(1), with_threads(2), "", 5, 2, time.perf_counter)
+
+
+def cpu_and_compiler() -> float:
+    return sum(os.times()[:4])  # this process and those that it has waited for
+
+
+def compiled() -> Iterator[Row]:
+    """torch.compile on the CPU: what a step gains, and after how many steps its compilation has paid off."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no processes that are not waited for
+    for arch, base, batch, shape in (("cnn", "proden", 64, (1, 28)), ("resnet18", "pico", 128, (3, 32))):
+        plain = dict(vars(augment))
+        made = [
+            prepare(base, arch, batch, synthetic(4 * batch, 10, *shape), *more) for more in ((), ("--compile",))
+        ]
+        steps = [whole_step(learner, samples, samples.pool[:batch], False) for learner, samples in made]
+        after = dict(vars(augment))  # --compile changes it for all
+        top, bottom = (
+            lambda f=f, ops=ops: (vars(augment).update(ops), f())
+            for f, ops in zip(steps, (plain, after), strict=True)
+        )
+        for threads in sorted({1, THREADS}):
+            torch.set_num_threads(threads)
+            clock = time.process_time if threads == 1 else time.perf_counter
+            first = timed(bottom, 1, cpu_and_compiler)  # for another number of threads anew
+            name = f"a step / the same compiled, {arch}, {base}, {threads} thread{'s' * (threads > 1)}"
+            row = side_by_side(name, top, bottom, "", 3, 1 if arch == "resnet18" else 10, clock)
+            saved = timed(top, 1, clock) * (1 - 1 / row["ratio"])
+            yield row | dict(steps_to_pay_off=first / saved if saved > 0 else float("inf"))
+        vars(augment).update(plain)
 
 
 # ------------------------------------------------------------------ an epoch, corruption, growth, memory
@@ -207,48 +240,52 @@ def threads() -> Iterator[Row]:
 
 def epoch() -> Iterator[Row]:
     """All that an epoch does beside its steps: scores, the estimate, diagnostics, a row, the checkpoint."""
-    torch.set_num_threads(THREADS)
-    d = synthetic(20_000, 10, 1, 28)  # a third of KMNIST
-    d.test_images, d.test_labels = d.images[:3333], d.labels[:3333]
-    c = configure("--dataset kmnist --base proden --arch cnn --epochs 40 --batch-size 128 --device cpu".split())
+    torch.set_num_threads(1)
+    d = synthetic(12_000, 10, 1, 28)  # a fifth of KMNIST
+    d.test_images, d.test_labels = d.images[:2000], d.labels[:2000]
+    argv = "--dataset kmnist --base proden --arch cnn --epochs 40 --e0 2 --device cpu --amp off"
+    c = configure(argv.split())
     learner, samples = train.prepare(c, d)
-    original, shares = train.train_step, []
+    original, spent, shares, clock = train.train_step, [], [], time.process_time
+    looks = timed(lambda: train.predict(learner, samples.images), 1) * 2 / c.epochs  # two in a run
+
+    def timed_step(*args):
+        began = clock()
+        result = original(*args)
+        spent.append(clock() - began)
+        return result
+
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(folder, named=True)
-        for number in range(1, 4):
-            spent = []
-
-            def timed_step(*args, spent=spent):
-                began = time.perf_counter()
-                result = original(*args)
-                spent.append(time.perf_counter() - began)
-                return result
-
-            train.train_step, began = timed_step, time.perf_counter()
+        run, train.train_step = Run(folder, named=True), timed_step
+        for number in range(1, 5):  # two before e0, two after
+            spent.clear()
+            began = clock()
             row, *_ = train.train_epoch(learner, samples, number, c.epochs, c.lr)
             train.check_epoch(c, learner, samples, row)
             run.save(checkpoint.state_of(learner, samples, "") | dict(config={}, rows="[]"), number, now=True)
-            shares.append(1 - sum(spent) / (time.perf_counter() - began))
-            train.train_step = original
-    looks = timed(lambda: train.predict(learner, samples.images), 1) * 4 / c.epochs  # four in a run
-    shares = [share + looks / (sum(spent) / (1 - share)) for share in shares]
-    yield row_of("share of an epoch of KMNIST that is no training step, cnn, proden", shares, "<= 0.05")
+            shares.append(1 - sum(spent) / (clock() - began + looks))
+    train.train_step = original
+    for when, some in (("before", shares[:2]), ("after", shares[2:])):
+        yield row_of(
+            f"share of an epoch of KMNIST that is no training step, cnn, proden, {when} e0", some, "<= 0.05"
+        )
 
 
 def checkpoints() -> Iterator[Row]:
     """Networks, optimiser and label state to the disk, against an epoch of a fiftieth of KMNIST."""
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(1)
     learner, samples = prepare("pico", "resnet18", 128, synthetic(10 * 128, 10, 1, 32), "--val", "test")
-    spent = timed(lambda: train.train_epoch(learner, samples, 1, epochs=2, lr=0.01), 1)
+    wall = time.perf_counter  # the disk's time counts
+    spent = timed(lambda: train.train_epoch(learner, samples, 1, epochs=2, lr=0.01), 1, wall)
     with tempfile.TemporaryDirectory() as folder:
         run = Run(folder, named=True)
         state = lambda: checkpoint.state_of(learner, samples, "") | dict(config={}, rows="[]")  # noqa: E731
-        ratios = [timed(lambda: run.save(state(), 1, now=True), 1) / spent for _ in range(3)]
+        ratios = [timed(lambda: run.save(state(), 1, now=True), 1, wall) / spent for _ in range(3)]
     yield row_of("a checkpoint / an epoch of 1,280 images (KMNIST: 60,000), resnet18, pico", ratios, "<= 0.03")
 
 
 def corruption() -> Iterator[Row]:
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(1)
     labels = torch.randint(0, 100, (50_000,), generator=torch.Generator().manual_seed(0))
 
     def one_by_one() -> None:
@@ -264,23 +301,27 @@ def corruption() -> Iterator[Row]:
     yield side_by_side(name, one_by_one, lambda: data.corrupt(labels, 100, 0.05, 0.3), "", repeats=3)
 
 
+GROWTH = {10: (10**4, 10**5, 10**6), 100: (10**4, 10**6), 1000: (10**4, 10**6), 10_000: (10**3, 10**4)}  # C: N
+
+
 def growth() -> Iterator[Row]:
     """The cost of a step, and the bytes a sample, as N grows: synthetic 8x8 images, the MLP, batch 256."""
-    torch.set_num_threads(THREADS)
-    for classes, sizes in ((10, (10**4, 10**5, 10**6)), (100, (10**4, 10**6)), (1000, (10**4, 10**6))):
+    torch.set_num_threads(1)
+    for classes, sizes in GROWTH.items():
         base = "proden" if classes <= 100 else "cc"  # label weights of 1,000 classes are 4 KB a sample
         made = {n: prepare(base, "mlp", 256, synthetic(n, classes, 1, 8), "--q", "0.01") for n in sizes}
 
         def run(n: int, made=made) -> Callable:
             learner, samples = made[n]
-            orders = iter(samples.pool[torch.randperm(len(samples.pool))].repeat(20).split(256))
+            orders = iter(samples.pool[torch.randperm(len(samples.pool))].repeat(30).split(256))
             return lambda: whole_step(learner, samples, next(orders), True)()
 
-        small, bytes_small = run(10**4), bytes_a_sample(*made[10**4])
+        small, bytes_small = run(sizes[0]), bytes_a_sample(*made[sizes[0]])
         for n in sizes[1:]:
-            name = f"a step at N = {n:.0e} / at N = 1e+04, {classes} classes".replace("e+0", "e")
+            name = f"a step at N = {n:.0e} / at N = {sizes[0]:.0e}, {classes:,} classes, {base}".replace("e+0", "e")
             more = dict(bytes_a_sample=bytes_a_sample(*made[n]), bytes_a_sample_small=bytes_small)
-            yield side_by_side(name, run(n), small, "<= 1.15", repeats=9, calls=10, **more)
+            calls = 10 if classes < 10_000 else 1
+            yield side_by_side(name, run(n), small, "<= 1.15", 9, calls, **more)
 
 
 def bytes_a_sample(learner: train.Learner, samples: data.Samples) -> float:
@@ -319,6 +360,7 @@ SECTIONS = dict(
     step=steps,
     precision=precision,
     threads=threads,
+    compile=compiled,
     epoch=epoch,
     checkpoint=checkpoints,
     corrupt=corruption,
@@ -335,10 +377,10 @@ def main() -> int:
     chosen = parser.parse_args()
     rows = []
     print(f"torch {torch.__version__}, {THREADS} CPU threads\n\n{'ratio':>8} {'spread':>17} {'asked':>8}  what")
-    for name in chosen.only or SECTIONS:
+    for name in chosen.only or [name for name in SECTIONS if name != "compile"]:
         for row in SECTIONS[name]():
             rows.append(row)
-            extra = "".join(f"  {key} {row[key]:.0f}" for key in row if key.startswith(("bytes", "mega")))
+            extra = "".join(f"  {key} {row[key]:.0f}" for key in row if key.startswith(("bytes", "mega", "steps")))
             spread = f"{row['low']:.3f} - {row['high']:.3f}"
             print(f"{row['ratio']:8.3f} {spread:>17} {row['asked']:>8}  {row['name']}{extra}", flush=True)
     Path(chosen.out).write_text(

@@ -104,7 +104,7 @@ GROUPS = {
         Option("flip", "probability of a horizontal flip", None, "[0, 1]", C=0.5, small=0.0),
         Option("seed", "of everything random", 0, "[0, 9223372036854775807]"),
         Option("device", "auto: the best there is", "auto", ("auto", "cpu", "cuda", "mps")),
-        Option("amp", "of the networks; auto: bf16 where card or CPU has it, else on a card fp16", "auto", AMPS),
+        Option("amp", "of the networks; auto: bf16 on a card that has it, else fp16", "auto", AMPS),
         Option("compile", "torch.compile the networks and the augmentation", False),
         Option("threads", "of the CPU; 0 is torch's choice", None, "[0, 1024]", O=0),
         Option("transductive_every", "epochs between looks at all training samples; 0: by number", 0, "[0, inf)"),

@@ -54,6 +54,9 @@ def find_device(wanted: str) -> str:
     return wanted
 
 
+BF16_ON_CPUS = False  # whether --amp auto takes it there: not before all of its comparisons with fp32 are made
+
+
 def processor_has_bf16() -> bool:
     """Whether the CPU multiplies bf16 itself (AVX512-BF16, AMX); where it does not, it is many times slower. The
     newest torch tells, older ones by other names, the oldest not at all: then Linux does. Nobody: no."""
@@ -76,7 +79,7 @@ class Precision:
         if wanted == "auto" and device.type == "cuda":
             wanted = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
         elif wanted == "auto":
-            wanted = "bf16" if device.type == "cpu" and processor_has_bf16() else "off"
+            wanted = "bf16" if BF16_ON_CPUS and device.type == "cpu" and processor_has_bf16() else "off"
         self.name, self.device = wanted, device.type
         self.type = dict(bf16=torch.bfloat16, fp16=torch.float16, off=None)[wanted]
         self.scaler = torch.amp.GradScaler(device.type) if wanted == "fp16" else None

@@ -52,8 +52,18 @@ def test_where_nobody_knows_it_is_off(monkeypatch):
     assert asks_the_processor() is False
 
 
+@pytest.fixture
+def allowed(monkeypatch):
+    monkeypatch.setattr(ranks, "BF16_ON_CPUS", True)
+
+
+def test_auto_is_off_on_cpus_until_allowed(monkeypatch):
+    monkeypatch.setattr(ranks, "processor_has_bf16", lambda: True)
+    assert ranks.Precision("auto", CPU).name == "off"
+
+
 @pytest.mark.parametrize("has", [True, False])
-def test_auto_follows_the_processor_on_a_cpu_alone(monkeypatch, has):
+def test_auto_follows_the_processor_on_a_cpu_alone(monkeypatch, has, allowed):
     monkeypatch.setattr(ranks, "processor_has_bf16", lambda: has)
     assert ranks.Precision("auto", CPU).name == ("bf16" if has else "off")
     assert ranks.Precision("auto", torch.device("mps")).name == "off"
@@ -61,7 +71,7 @@ def test_auto_follows_the_processor_on_a_cpu_alone(monkeypatch, has):
 
 
 @pytest.mark.parametrize("base", ["proden", "pico"])
-def test_the_networks_alone_are_in_bf16(monkeypatch, base):
+def test_the_networks_alone_are_in_bf16(monkeypatch, base, allowed):
     """Layers answer in bf16, in training, under the extra views and in evaluation; whatever follows is fp32."""
     monkeypatch.setattr(ranks, "processor_has_bf16", lambda: True)
     _, learner, samples = prepared([*SHORT, "--base", base])
@@ -85,7 +95,7 @@ def test_the_networks_alone_are_in_bf16(monkeypatch, base):
     assert {mode for mode, _ in modes} == {True, False} == {grad for _, grad in modes}
 
 
-def test_a_run_is_resumed_in_the_precision_that_it_began_with(monkeypatch, capsys):
+def test_a_run_is_resumed_in_the_precision_that_it_began_with(monkeypatch, capsys, allowed):
     """Begun where the processor has bf16, resumed where it has none: the undisturbed run to the last bit."""
     argv = [*SHORT, "--base", "proden", "--epochs", "4"]
     monkeypatch.setattr(ranks, "processor_has_bf16", lambda: True)
@@ -98,7 +108,7 @@ def test_a_run_is_resumed_in_the_precision_that_it_began_with(monkeypatch, capsy
     assert train.main([*argv, "--out", "fp32"]) == 0 and not same_run("whole", "fp32")
 
 
-def test_evaluation_follows(monkeypatch):
+def test_evaluation_follows():
     """The same network: other logits, by no more than bf16's rounding, 2^-9 of the largest a layer."""
     _, learner, samples = prepared([*SHORT, "--base", "cc"])
     full = train.logits_of(learner, samples.test_images)
