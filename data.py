@@ -8,12 +8,15 @@ data are read by crowd/; the augmentations are augment.py's, `weak` and `strong`
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import io
 import math
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -212,6 +215,11 @@ def _torchvision(name: str, root: Path) -> Dataset:
 def _find_or_download(cls, root: Path, train: bool, name: str):
     with contextlib.suppress(RuntimeError):
         return cls(root, train=train, download=False)
+    for folder in (root / cls.__name__ / "raw", root / cls.__name__):  # as they are downloaded, still packed
+        part = "train" if train else "t10k"
+        packed = [folder / f"{part}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")]
+        if all(path.is_file() for path in packed):
+            return SimpleNamespace(**dict(zip(("data", "targets"), map(_unpacked, packed), strict=True)))
     existed = {p for p in (root, *root.rglob("*")) if p.exists()}
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # the bar stays, on stderr
@@ -225,6 +233,18 @@ def _find_or_download(cls, root: Path, train: bool, name: str):
             f"{name} is not in {str(root)!r} and cannot be downloaded ({type(error).__name__}): put torchvision's "
             f"files into {str(root / folder)!r}, give another --data, or use --dataset digits, which needs none"
         ) from None
+
+
+def _unpacked(path: Path) -> Tensor:
+    """A file of bytes in the IDX format: two zeros, 8 for bytes, the number of sizes, the sizes, the bytes."""
+    try:
+        content = gzip.decompress(path.read_bytes())
+        sizes = np.frombuffer(content, ">i4", content[3], 4)
+        if content[:3] != b"\0\0\x08":
+            raise ValueError("it is no IDX file of bytes")
+        return torch.from_numpy(np.frombuffer(content, np.uint8, -1, 4 + sizes.nbytes).reshape(sizes).copy())
+    except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
+        raise InputError(f"cannot read {str(path)!r}: {error}") from None
 
 
 # ------------------------------------------------------------------ corruption (paper, Section 3.1)

@@ -92,6 +92,7 @@ class Encoder(nn.Module):
                 weight.data = channels_last(weight.data)
 
     def features(self, images: Tensor) -> Tensor:
+        images = images[:, :, None, None] if images.ndim == 2 else images  # features [B, D]
         return self.backbone(channels_last((images - self.mean) / self.std))
 
     def forward(self, images: Tensor) -> Tensor:

@@ -9,17 +9,20 @@ python -m crowd review RUN                      review.html again, or of a run o
 from crowd.caution import safe_tau
 from crowd.dataset import count, has_features, load
 from crowd.decisions import score
+from crowd.frames import consensus, read  # `consensus` is this function, not the module
 from crowd.labels import Outcome, labels_csv, tables
 from crowd.page import part_of_report
 from crowd.review import review
 
 __all__ = [
     "Outcome",
+    "consensus",
     "count",
     "has_features",
     "labels_csv",
     "load",
     "part_of_report",
+    "read",
     "review",
     "safe_tau",
     "score",

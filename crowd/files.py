@@ -22,7 +22,7 @@ from torch import Tensor
 from crowd.annotators import columns
 from crowd.images import SUFFIXES, decode
 from crowd.spelling import key, lists, meaningless, one_spelling
-from crowd.votes import Given, as_input, check_names, first_line
+from crowd.votes import Given, as_input, check_names, feature_notes, first_line
 from harness import InputError, is_table
 
 KNOWN = ("file", "id", "label", "candidates", "annotator", "truth", "split")
@@ -250,7 +250,7 @@ def _given(path, samples: dict[str, Sample], has_votes, features, size, classes,
     files = list(samples)
     if features:
         rows = torch.tensor([sample.features for sample in samples.values()], dtype=torch.double)
-        images = as_input(rows.numpy(), str(path))
+        images, notes = as_input(rows.numpy(), str(path)), notes + feature_notes(rows.numpy())
     else:
         images = _images(path, {name: sample.line for name, sample in samples.items()}, size)
     tests = torch.tensor([sample.split == "test" for sample in samples.values()])

@@ -151,6 +151,16 @@ def labels_csv(
     return text.getvalue()
 
 
+def majority_of(counts: Tensor) -> Tensor:
+    """[N]; among equals the first."""
+    return torch.from_numpy(counts.numpy().argmax(1))
+
+
+def votes_text(counts: list[int], names: list[str]) -> str:
+    """The most frequent first: cat:2|dog:1."""
+    return "|".join(f"{names[k]}:{-n}" for n, k in sorted((-n, k) for k, n in enumerate(counts) if n))
+
+
 def agreed(found: Consensus, votes: Votes | None, sets: Tensor, names: list[str]) -> tuple[list[list[str]], Tensor]:
     """The columns OWN of every sample, and what the table is sorted by."""
     q = found.q
@@ -158,11 +168,9 @@ def agreed(found: Consensus, votes: Votes | None, sets: Tensor, names: list[str]
     if votes is None:  # as labels q is no better than the network then; as an order it is
         return [["", "", "", "", f"{m:.6f}", ""] for m in missing.tolist()], missing
     counts, rows = votes.counts(), []
-    majority = torch.from_numpy(counts.numpy().argmax(1))  # among equals the first
+    majority = majority_of(counts)
     wrong = (1 - q.gather(1, majority[:, None])[:, 0]).clamp(0, 1)
     numbers = (majority, *reversed(q.max(1)), wrong, missing)
     for said, most, label, sure, w, m in zip(counts.int().tolist(), *(x.tolist() for x in numbers), strict=True):
-        order = sorted((-n, k) for k, n in enumerate(said) if n)
-        text = "|".join(f"{names[k]}:{-n}" for n, k in order)
-        rows.append([names[most], names[label], f"{sure:.4f}", f"{w:.6f}", f"{m:.6f}", text])
+        rows.append([names[most], names[label], f"{sure:.4f}", f"{w:.6f}", f"{m:.6f}", votes_text(said, names)])
     return rows, wrong + missing

@@ -13,7 +13,7 @@ from html import escape
 from harness.report import tag
 
 FEW, MOST = 12, 15  # classes in a matrix; rows of a list
-STYLE = """<style>.own td,.own th{white-space:nowrap;padding-right:14px}
+STYLE = """<style>.own{margin-bottom:24px}.own td,.own th{white-space:nowrap;padding-right:14px}
 .own caption{text-align:left;color:var(--soft);
 font-size:.88rem;padding-bottom:6px}.heat td{text-align:right;background:color-mix(in srgb,var(--c1) var(--v,0%),
 transparent)}.heat .same{background:color-mix(in srgb,var(--c0) var(--v,0%),transparent)}</style>"""

@@ -132,8 +132,14 @@ def arrays(path: Path, classes: list[str] | None) -> Given:
     if columns and columns != len(names):
         raise InputError(f"{kind} {where} must be [{len(x)}, {len(names)}], a column a class")
 
+    notes = feature_notes(found["x_train"])
+    lowest = min((int(a[a >= 0].min(initial=len(names))) for a in numbers.values()), default=0)
+    if lowest == 1 and not classes and "classes" not in found and not columns:
+        notes.append(
+            "labels begin at 1, so that class 0 is empty: if they are numbered from 1, take 1 away from all"
+        )
     truth = torch.from_numpy(labels.get("y_train", np.full(len(x), -1)))
-    given = Given(x, truth, [str(i) for i in range(len(x))], names)
+    given = Given(x, truth, [str(i) for i in range(len(x))], names, notes=notes)
     if x_test is not None:
         given.x_test, given.y_test = x_test, torch.from_numpy(labels["y_test"])
         if x_test.shape[1:] != x.shape[1:] or x_test.dtype != x.dtype:
@@ -187,6 +193,33 @@ def as_input(x: np.ndarray, name: str) -> Tensor:
         )
     images = torch.from_numpy(x)
     return images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)
+
+
+def feature_notes(x: np.ndarray) -> list[str]:
+    """Lines about features [N, D] from which little will be learnt."""
+    if x.dtype.kind != "f" or x.ndim != 2:
+        return []
+    x = np.asarray(x[:100_000], dtype=np.float64)
+    low, middle, high = np.quantile(x, (0.01, 0.5, 0.99), axis=0)
+    far, spread, notes = np.abs(x - middle), high - low, []
+    constant = np.flatnonzero(x.max(0) == x.min(0)).tolist()
+    wild = np.flatnonzero(far.max(0) > 1e4 * np.where(spread > 0, spread, np.inf)).tolist()
+    coarse = np.spacing(np.abs(x).max(0).astype(np.float32)) > 0.01 * spread
+    coarse = [k for k in np.flatnonzero(coarse).tolist() if k not in (*constant, *wild) and spread[k] > 0]
+    for found, why in (
+        (constant, "the same in all samples: nothing can be learnt from it"),
+        (coarse, "its values differ by less than single precision holds: take its mean away before"),
+    ):
+        if found:
+            more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+            notes.append(f"feature {', '.join(map(str, found[:5]))}{more} (from 0): {why}")
+    for k in wild[:3]:
+        row = int(far[:, k].argmax())
+        usual = f"98 % lie between {low[k]:.3g} and {high[k]:.3g}"
+        notes.append(
+            f"feature {k} (from 0) of row {row} is {x[row, k]:.3g}, where {usual}: it rules mean and deviation"
+        )
+    return notes
 
 
 def _numbers(a: np.ndarray, name: str, where: str, lowest: int) -> np.ndarray:

@@ -150,7 +150,8 @@ def configure(
     """The command line, filled up and checked: a frozen object. has_features(path): features rather than images?"""
     given = check_given(parse(argv))
     path = Path(given["dataset"])
-    c = check(fill(given, features=str(path) not in PRESETS and has_features(path)))
+    own = str(path) not in PRESETS
+    c = check(fill(given, features=own and has_features(path), samples=count(path) if own else 0))
     c["device"] = ranks.find_device(c["device"])
     return dataclasses.make_dataclass("Config", list(c), frozen=True)(**c)
 
@@ -204,13 +205,13 @@ def check_given(given: dict) -> dict:
     return given
 
 
-def preset(given: dict, features: bool) -> dict:
+def preset(given: dict, features: bool, samples: int = 0) -> dict:
     """The defaults by dataset and network."""
     dataset, arch = given["dataset"], given.get("arch")
     by_arch = dict(resnet18=LARGE, narrow=NARROW).get(arch, SMALL)
     if dataset not in PRESETS:  # one's own
         size = dict(image_size=32 if is_table(Path(dataset)) else 0)
-        return by_arch | size | (dict(arch="mlp", threads=1) if features else {})
+        return by_arch | size | (dict(arch="mlp", threads=1) if features else {}) | few(by_arch, samples)
     if arch and arch != "resnet18":
         return by_arch | dict(threads=PRESETS[dataset]["threads"])
     if arch == "resnet18" and dataset == "digits":
@@ -218,9 +219,19 @@ def preset(given: dict, features: bool) -> dict:
     return PRESETS[dataset]
 
 
-def fill(given: dict, features: bool = False) -> dict:
+def few(usual: dict, samples: int) -> dict:
+    """Of few samples of one's own (O): batches of at most a quarter of them, and epochs until there are 400 steps,
+    at most 200."""
+    if not samples:
+        return {}
+    size = min(usual["batch_size"], 2 ** max(1, (samples // 4).bit_length() - 1))
+    steps = max(1, 7 * samples // 10 // size)  # an epoch, without those set aside and held out
+    return dict(batch_size=size, epochs=max(usual["epochs"], min(200, -(-400 // steps))))
+
+
+def fill(given: dict, features: bool = False, samples: int = 0) -> dict:
     """A value for every option: as given, else the preset's, else worked out."""
-    c = {name: option.default for name, option in OPTIONS.items()} | preset(given, features)
+    c = {name: option.default for name, option in OPTIONS.items()} | preset(given, features, samples)
     if given.get("preset") == "released":
         sce = given["base"] == "pico" and not given.get("no_irnet") and given["dataset"] != "cifar100"
         c |= RELEASED | (dict(classifier_loss="sce") if sce else {})
