@@ -220,13 +220,13 @@ def preset(given: dict, features: bool, samples: int = 0) -> dict:
 
 
 def few(usual: dict, samples: int) -> dict:
-    """Of few samples of one's own (O): batches of at most a quarter of them, and epochs until there are 400 steps,
+    """Of few samples of one's own (O): batches of at most a quarter of them, and epochs until there are 200 steps,
     at most 200."""
     if not samples:
         return {}
     size = min(usual["batch_size"], 2 ** max(1, (samples // 4).bit_length() - 1))
     steps = max(1, 7 * samples // 10 // size)  # an epoch, without those set aside and held out
-    return dict(batch_size=size, epochs=max(usual["epochs"], min(200, -(-400 // steps))))
+    return dict(batch_size=size, epochs=max(usual["epochs"], min(200, -(-200 // steps))))
 
 
 def fill(given: dict, features: bool = False, samples: int = 0) -> dict:

@@ -185,7 +185,7 @@ def test_small_data_have_smaller_batches_and_more_epochs(capsys):
         )
         return options.configure(["--dataset", "own.npz", *more], data.has_features, data.count)
 
-    assert (of(60).batch_size, of(60).epochs) == (8, 80)
+    assert (of(60).batch_size, of(60).epochs) == (8, 40) and (of(20).batch_size, of(20).epochs) == (4, 67)
     assert (of(5000).batch_size, of(5000).epochs) == (64, 40)
     assert (of(60, "--batch-size", "4", "--epochs", "3").batch_size, of(60, "--epochs", "3").epochs) == (4, 3)
     assert options.configure([]).batch_size == 64
