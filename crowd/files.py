@@ -21,7 +21,7 @@ from torch import Tensor
 
 from crowd.annotators import columns
 from crowd.images import SUFFIXES, decode
-from crowd.spelling import key, lists, meaningless, one_spelling
+from crowd.spelling import in_order, key, lists, meaningless, one_spelling
 from crowd.votes import Given, as_input, check_names, feature_notes, first_line
 from harness import InputError, is_table
 
@@ -235,7 +235,7 @@ def _given(path, samples: dict[str, Sample], has_votes, features, size, classes,
     # a truth that no annotator ever gave is a slip, but for test samples, which need no vote
     voted = {label for sample in samples.values() for label in sample.votes}
     voted |= {sample.truth for sample in samples.values() if sample.split == "test" and sample.truth}
-    names = check_names(list(classes) if classes else _sorted_names(voted), f"the labels of {str(path)!r}")
+    names = check_names(list(classes) if classes else in_order(voted), f"the labels of {str(path)!r}")
     number = {name: k for k, name in enumerate(names)}
     votes = torch.zeros(len(samples), len(names), dtype=torch.int32)
     truth = torch.full((len(samples),), -1)
@@ -275,12 +275,6 @@ def _split(path: Path, given: Given, votes: Tensor, tests: Tensor, samples: dict
     x = given.x[rest]
     given.rows(rest).x = x
     return given
-
-
-def _sorted_names(labels: set[str]) -> list[str]:
-    """Numbers by their value, names by the alphabet."""
-    numbers = all(label.isdecimal() for label in labels)
-    return sorted(labels, key=lambda label: (int(label) if numbers else 0, label))
 
 
 # ------------------------------------------------------------------ images

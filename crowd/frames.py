@@ -14,7 +14,7 @@ from crowd.annotators import Votes, people
 from crowd.consensus import consensus as of_votes
 from crowd.further import confusion, gain
 from crowd.labels import majority_of, votes_text
-from crowd.spelling import key, one_spelling
+from crowd.spelling import in_order, key, one_spelling
 from harness import InputError
 
 SAMPLE = ("sample", "file", "id", "row", "task", "image")
@@ -57,7 +57,7 @@ def consensus(frame, probabilities=None, unsure: Sequence[str] = (), classes: li
     column a class. The annotators' accuracies are in .attrs["annotators"], the model in .attrs["model"]."""
     tidy = read(frame, unsure, classes)
     known = classes or (None if probabilities is None else [str(name) for name in probabilities.columns])
-    labels = known or sorted(set(tidy["label"]), key=lambda name: (not name.isdecimal(), name.zfill(9)))
+    labels = known or in_order(tidy["label"])
     number = {name: k for k, name in enumerate(labels)}
     strange = next((label for label in tidy["label"] if label not in number), None)
     if strange is not None or len(labels) < 2:

@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Iterable
 from html import escape
 
+from crowd.spelling import in_order
 from harness.report import tag
 
 FEW, MOST = 12, 15  # classes in a matrix; rows of a list
 STYLE = """<style>.own{margin-bottom:24px}.own td,.own th{white-space:nowrap;padding-right:14px}
-.own caption{text-align:left;color:var(--soft);
-font-size:.88rem;padding-bottom:6px}.heat td{text-align:right;background:color-mix(in srgb,var(--c1) var(--v,0%),
+.heat td{text-align:right;background:color-mix(in srgb,var(--c1) var(--v,0%),
 transparent)}.heat .same{background:color-mix(in srgb,var(--c0) var(--v,0%),transparent)}</style>"""
 
 
@@ -42,8 +42,9 @@ def grid(caption: str, head: Iterable[str], lines: Iterable[Iterable[str]], css:
     for first, *cells in lines:
         inside = "".join(c if c.startswith("<td") else tag("td", escape(c)) for c in cells)
         body += tag("tr", tag("th", escape(first), scope="row") + inside)
-    inside = tag("caption", escape(caption)) + tag("thead", tag("tr", top)) + tag("tbody", body)
-    return tag("div", tag("table", inside, css), "scroll own", tabindex=0, role="region", aria_label=caption)
+    inside = tag("table", tag("thead", tag("tr", top)) + tag("tbody", body), css)
+    about = tag("p", escape(caption), "soft")
+    return about + tag("div", inside, "scroll own", tabindex=0, role="region", aria_label=caption)
 
 
 def per_cent(part: float, whole: float) -> str:
@@ -77,7 +78,7 @@ def confused(rows: list[dict]) -> str:
             label, n = part.rsplit(":", 1)
             said[row["consensus"], label] += int(n)
             given[row["consensus"]] += int(n)
-    names = sorted({name for pair in said for name in pair}, key=lambda name: (not name.isdecimal(), name.zfill(9)))
+    names = in_order({name for pair in said for name in pair})
     if not names:
         return ""
     if len(names) > FEW:

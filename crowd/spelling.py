@@ -47,6 +47,13 @@ def one_spelling(counts: dict[str, int], classes: list[str] | None) -> tuple[dic
     return called, notes
 
 
+def in_order(labels: Iterable[str]) -> list[str]:
+    """Numbers by their value, names by the alphabet."""
+    labels = set(labels)
+    numbers = all(label.isdecimal() for label in labels)
+    return sorted(labels, key=lambda label: (int(label) if numbers else 0, label))
+
+
 def lists(labels: Iterable[str]) -> dict[str, list[str]]:
     """Labels that are several others with ; or , between them."""
     known, found = set(labels), {}
