@@ -6,7 +6,7 @@ python -m crowd predict RUN FILES...            the model's labels for new image
 python -m crowd review RUN                      review.html again, or of a run on any other dataset
 """
 
-from crowd.caution import safe_tau
+from crowd.caution import look
 from crowd.dataset import count, has_features, load
 from crowd.decisions import score
 from crowd.frames import consensus, read  # `consensus` is this function, not the module
@@ -21,10 +21,10 @@ __all__ = [
     "has_features",
     "labels_csv",
     "load",
+    "look",
     "part_of_report",
     "read",
     "review",
-    "safe_tau",
     "score",
     "tables",
 ]

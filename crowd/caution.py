@@ -1,4 +1,4 @@
-"""Caution with one's own data: how sure a correction must be, given how noisy the data may be."""
+"""Caution with one's own data: the noise report at e0, and whether labels are moved in at all."""
 
 from __future__ import annotations
 
@@ -7,29 +7,36 @@ import math
 import torch
 from torch import Tensor
 
-import irnet
+from crowd import noise
+from crowd.annotators import Votes, people
+from data import Dataset, Samples
+from harness.folder import plain
+
+BEYOND = 1.35  # log-likelihood: half of chi-square's 95 % at one degree of freedom, at one end
+WRITTEN = "eta low high temperature model fits classes together".split()
+
+
+def votes_of(d: Dataset) -> Votes | None:
+    if d.votes is None:
+        return None
+    if d.annotators is None:
+        return Votes.of_counts(d.votes)
+    return Votes.of_columns(d.annotators, people(d.annotator_names)[1], d.num_classes)
+
+
+def guard(found: noise.Report, tau: float) -> float:
+    """tau, or inf: nothing is moved. To move a label in is to say that the truth is outside the set. The sets of
+    the held-out samples judge that: they must be more probable if it may be there than if it never is, by more than
+    chance. So the less is known, the less is permitted. That half of the moves be right is not asked: a true label
+    that was inside stays there."""
+    return tau if found.gain > BEYOND else math.inf
 
 
 @torch.no_grad()
-def safe_tau(logits: Tensor, f: Tensor, candidates: Tensor, eta: float, temperature: float, tau: float) -> float:
-    """The smallest tau_epsilon, from `tau` on, with which at least half of the labels moved in would be right; inf
-    where there is none. Real sets may have so little noise that most of what looks wrong is only difficult.
-
-    From the held-out part: its logits and f of Eq. 4 [M, C], its sets, and the noise rate and temperature estimated
-    on it. By the likelihood of irnet.estimate_noise, a label j outside S is the true one with probability
-        eta |S|/(C-|S|) f_j / ((1 - eta) sum_{i in S} f_i + eta |S|/(C-|S|) sum_{i not in S} f_i)
-    """
-    if math.isnan(temperature):  # nothing is known of the noise
-        return tau
-    p, size = (logits / temperature).softmax(1), candidates.sum(1)
-    noisy = eta * size / (candidates.shape[1] - size).clamp_min(1)
-    total = (1 - eta) * (p * candidates).sum(1) + noisy * (p * ~candidates).sum(1)
-    _, label = irnet.detect([f], candidates, tau)
-    right = noisy * p.gather(1, label[:, None])[:, 0] / total.clamp_min(1e-12)
-    margin, order = irnet.margin(f, candidates).sort()  # the surest corrections first
-    mean = right[order].cumsum(0) / torch.arange(1, len(order) + 1, device=right.device)
-    good = (mean >= 0.5) & (margin <= -tau) & margin.isfinite()
-    if not good.any():
-        return math.inf
-    last = int(good.int().cumsum(0).argmax())  # with all those before it, still half of them right
-    return tau if last + 1 == len(margin) or margin[last + 1] > -tau else -float(margin[last])
+def look(samples: Samples, p: Tensor, tau: float | None) -> dict:
+    """What a run on one's own data writes at e0: its noise_estimate and, with tau, the tau that the guard permits.
+    p [N, C]: the classifier's probabilities of all training samples."""
+    held, sets = samples.held_out.cpu(), samples.before
+    found = noise.report(p, sets, held, votes_of(samples.dataset))
+    estimate = plain({name: getattr(found, name) for name in WRITTEN})
+    return dict(noise_estimate=estimate) | ({} if tau is None else dict(tau=guard(found, tau)))

@@ -168,6 +168,7 @@ class Consensus:
     unseen: bool  # whether T is from samples that the network was not trained on
     likelihood: dict[str, float] = field(default_factory=dict)  # log, a sample, cross-validated: of each model
     matrices: Tensor | None = None  # pi [G, A, C, C]; R [C, C]
+    weights: Tensor | None = None  # rho [G]
 
 
 def consensus(
@@ -204,7 +205,7 @@ def consensus(
         fit = expect_maximise(model, z, nobody)
     matrices = fit.parameters.exp() if votes else fit.parameters
     likelihood = {name: float(each.mean()) for name, each in found.items()}
-    return Consensus(fit.joint.sum(1), name, fit.temperature, fresh, likelihood, matrices)
+    return Consensus(fit.joint.sum(1), name, fit.temperature, fresh, likelihood, matrices, fit.weights)
 
 
 def _models(votes: Votes) -> dict:

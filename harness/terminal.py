@@ -110,12 +110,13 @@ class Screen:
         if "noise_estimate" in row:
             self.say(f"      noise estimate {estimated(row['noise_estimate'])}, from the held-out part")
         if "tau" in row:
-            noise = row["noise_estimate"]["high"]
-            noise = "" if noise is None else f", were {100 * noise:.1f} % noisy"
+            why = "the held-out sets are {} probable if their truth may be missing"
             if row["tau"] == math.inf:
-                self.say(f"      nothing is corrected: more labels moved in would be wrong than right{noise}")
+                self.say(f"      nothing is corrected: {why.format('not more')}")
             else:
-                self.say(f"      tau {row['tau']:.4g}: half of the labels moved in, or more, would be right{noise}")
+                self.say(f"      labels are moved in, tau {row['tau']:.4g}: {why.format('more')}")
+        if row.get("noise_estimate", {}).get("fits") is False:
+            self.say("      labels err together in a way that no model here explains: hence the wide interval")
         self.shown = time.monotonic()
 
     def opening(self, c, dataset, samples, learner, folder: Path, done: int) -> None:

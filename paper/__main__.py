@@ -4,6 +4,7 @@
     python -m paper table2                      at the size of a laptop: embedded digits, three seeds
     python -m paper table2 --scale paper        the paper's own experiment, for those who have the cards
     python -m paper fig5 --jobs 2 --seeds 0     two runs at a time
+    python -m paper noise-battery               where the noise report of one's own data holds, and its guard
     python -m paper compare RUN RUN...          any finished runs of train.py, side by side on one page
 
 A table or figure is a grid of train.py runs under --out, which they share. Finished runs are not repeated, broken
@@ -22,7 +23,7 @@ import sys
 from pathlib import Path
 
 from harness import InputError, Parser, report
-from paper import when
+from paper import battery, when
 from paper.figures import FIGURES, rows_of
 from paper.grid import SCALES, Grid
 from paper.tables import TABLES
@@ -32,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["compare"]:
         return compare(argv[1:])
-    wanted = ["list", "compare", "e0", *TABLES, *FIGURES]
+    wanted = ["list", "compare", "e0", "noise-battery", *TABLES, *FIGURES]
     parser = Parser("python -m paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=wanted, metavar="WHAT", help=", ".join(wanted))
     parser.add_argument("--scale", default="digits", choices=list(SCALES), help="size of the runs (default digits)")
@@ -51,6 +52,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--jobs and --seeds: at least one")
     if chosen.what == "e0":
         return when.main(chosen.out, chosen.data)
+    if chosen.what == "noise-battery":
+        return battery.main(chosen.out, chosen.seeds, chosen.options)
     if chosen.what == "list":
         show_list(chosen.scale, chosen.seeds, chosen.out)
         return 0

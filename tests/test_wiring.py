@@ -175,21 +175,21 @@ def test_the_summary_of_rows_by_hand():
     assert (got["e0"], got["tau"], got["noise_before"], got["noise_after"], got["seed"]) == (3, 0.05, 0.5, 0.125, 3)
 
 
-def test_caution_is_for_ones_own_data_and_reads_f_and_the_upper_end(monkeypatch):
+def test_caution_is_for_ones_own_data_and_reads_all_samples(monkeypatch):
     c, learner, samples = prepared([*TOY, "--e0", "1"])
     assert c.careful is False
     train.train_epoch(learner, samples, 1, 3, 0.1)
-    monkeypatch.setattr(crowd, "safe_tau", lambda *given: called.append(given) or 0.077)
+    monkeypatch.setattr(crowd, "look", lambda *given: called.append(given) or dict(tau=0.077))
     monkeypatch.setattr(irnet, "estimate_noise", lambda *given: (0.2, 1.5, (0.1, 0.4)))
     called, row = [], dict(epoch=1)
-    train.check_epoch(dataclasses.replace(c, careful=True), learner, samples, row)
-    logits, f, sets, eta, temperature, tau = called[0]
-    images = samples.held_out_images()
-    torch.testing.assert_close(logits, train.logits_of(learner, images))
-    torch.testing.assert_close(f, train.probabilities(learner, images)[1])
-    assert torch.equal(sets, samples.candidates[samples.held_out]) and tau == c.tau
-    assert (eta, temperature) == (0.4, 1.5) and row["tau"] == learner.refine.tau == 0.077
-    assert row["noise_estimate"] == dict(eta=0.2, low=0.1, high=0.4, temperature=1.5)
+    train.check_epoch(c, learner, samples, row)  # digits
+    assert not called and row["noise_estimate"] == dict(eta=0.2, low=0.1, high=0.4, temperature=1.5)
+    for careful, tau in ((True, c.tau), (False, None)):
+        learner.refine.epoch.e0, called, row = None, [], dict(epoch=1)
+        train.check_epoch(dataclasses.replace(c, dataset="t.npz", careful=careful), learner, samples, row)
+        given, p, permitted = called[0]
+        torch.testing.assert_close(p, train.logits_of(learner, samples.images).softmax(1))
+        assert given is samples and permitted == tau and row["tau"] == learner.refine.tau == 0.077
 
 
 # ------------------------------------------------------------------ one's own data
