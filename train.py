@@ -97,6 +97,10 @@ def make_base(c, dataset: data.Dataset, candidates: Tensor, generator, seeded) -
     if c.base in losses.BASES:
         more = {"lwc": dict(beta=c.beta), "pico": pico}
         more |= dict.fromkeys(("log", "rc"), dict(as_released=c.variant == "released"))
+        if c.follow_votes:
+            from crowd import weights
+
+            return weights.make(c.base, dataset, candidates, more.get(c.base, {}))
         return losses.BASES[c.base](candidates, **more.get(c.base, {}))
     from paper import baselines
 

@@ -62,6 +62,7 @@ GROUPS = {
         Option("classes", "the names of all classes (default: the labels in the data)", type=str, count="+"),
         Option("unsure", "labels that mean nothing: such votes are left out", (), type=str, count="+"),
         Option("decisions", "decisions.csv of a review: labels that a person decided on", (), type=str, count="+"),
+        Option("follow_votes", "pico, proden: label weights by how probable the votes are, not by the sets", False),
         Option("feature_noise", "noise that augments features, in deviations; strong: twice", 0.1, "[0, 10]"),
     ),
     "method": (
