@@ -209,8 +209,10 @@ def folder(path: Path, size: int, classes: list[str] | None, unsure: Sequence[st
 
 
 def is_class_folder(path: Path) -> bool:
-    """Folders inside, and no arrays."""
-    return path.is_dir() and not any(path.glob("*.npy")) and any(child.is_dir() for child in path.iterdir())
+    """Folders inside, neither arrays nor a table, which would be what is meant."""
+    inside = list(path.iterdir()) if path.is_dir() else []
+    other = any(child.suffix == ".npy" or is_table(child) for child in inside)
+    return not other and any(child.is_dir() for child in inside)
 
 
 def _class_folders(path: Path) -> tuple[dict[str, Sample], int]:

@@ -58,6 +58,9 @@ def test_train_and_test_folders_are_the_split():
     Path("g/a/0.png").write_bytes(b"no image")
     with pytest.raises(InputError, match=r"^g: 0.png: "):
         crowd.load(Path("g"))
+    Path("g/votes.csv").write_text("file,label\n")
+    with pytest.raises(InputError, match="name votes.csv in it"):
+        crowd.load(Path("g"))
     Path("h/a").mkdir(parents=True)
     with pytest.raises(InputError, match="no image in any"):
         crowd.load(Path("h"))
