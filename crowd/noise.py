@@ -25,6 +25,7 @@ WITHIN = 1.92  # log-likelihood: half of chi-square's 95 % at one degree of free
 SMOOTH = 3.0  # pseudo-samples a class, with the rate of all classes
 RANDOM, FITS = 2.0, 3.0  # chi-square of the pairs, a degree of freedom, up to which labels come together by chance;
 # and up to which the classes explain it
+KNOWS = 0.8  # accuracy from which a network can tell its own mistakes from those of the votes
 MOST_CLASSES, ENOUGH = 500, 20_000  # with a matrix; and the samples that it is estimated from
 
 
@@ -148,9 +149,8 @@ def report(p: Tensor, sets: Tensor, held: Tensor, votes: Votes | None = None) ->
     tells = (out.sum(1) > 0) & (out.sum(1) < sets.shape[1])  # a full set says nothing
     if not tells.any():
         return Report(math.nan, math.nan, math.nan, math.nan, "none", False)
-    model, inside, outside, more = explain(p, sets, held, votes)
-    most, whole = more
-    fits, together = most is None, surprise(pairs(sets), by_chance(sets))
+    by = explain(p, sets, held, votes)
+    inside, outside, together = by.inside, by.outside, surprise(pairs(sets), by_chance(sets))
     eta, temperature, low, high, gain = profile(z[tells], inside[tells], outside[tells])
 
     log_p = (z / temperature).log_softmax(1)
@@ -158,39 +158,49 @@ def report(p: Tensor, sets: Tensor, held: Tensor, votes: Votes | None = None) ->
     q = weight.permute(1, 0, 2).flatten(1).softmax(1).view(-1, 2, sets.shape[1])  # [M, in or out, C]
     seen, missing = q[tells].sum((0, 1)), q[tells, 1].sum(0)
     classes = ((missing + 10 * eta) / (seen + 10)).tolist()  # ten samples more with the rate of all
-    if whole is not None:  # all samples say so, of which the held-out part is but a tenth
-        ends = wilson(whole, len(sets))
-        eta, low, high = (eta + whole) / 2, min(low, ends[0]), max(high, ends[1])
-    if not fits:
-        high = max(high, most)
-        eta = (low + high) / 2
-    return Report(eta, low, high, temperature, model, fits, classes, together, gain)
+    if by.whole is not None:  # all samples say so, of which the held-out part is but a tenth
+        ends = wilson(by.whole, len(sets))
+        eta, low, high = (eta + by.whole) / 2, min(low, ends[0]), max(high, ends[1])
+    if not (by.fits and by.knows):
+        low, high = low if by.knows else 0.0, max(high, by.most)
+        eta = eta if by.fits else (low + high) / 2
+    return Report(eta, low, high, temperature, by.model, by.fits and by.knows, classes, together, gain)
 
 
-def explain(p: Tensor, sets: Tensor, held: Tensor, votes: Votes | None) -> tuple[str, Tensor, Tensor, tuple]:
-    """The model of the sets; its P(S | k) for the held-out ones, inside and outside; how many may be missing at the
-    most, where it is not to be trusted, else None; the rate among all samples, where there are votes."""
+@dataclass
+class Explained:
+    """A model of the sets, and what it says of the held-out ones."""
+
+    model: str
+    inside: Tensor  # log P(S | k, k in S) [M, C]
+    outside: Tensor
+    most: float = 1.0  # how many may be missing, if it is not to be trusted
+    whole: float | None = None  # of votes: how many are, among all samples
+    fits: bool = True  # whether it explains what is seen
+    knows: bool = True  # whether the network knows the classes well enough
+
+
+def explain(p: Tensor, sets: Tensor, held: Tensor, votes: Votes | None) -> Explained:
     out, classes = sets[held], sets.shape[1]
     unseen = torch.zeros(len(sets), dtype=torch.bool).index_fill_(0, held, True)
     if classes > MOST_CLASSES:
-        return "random", *at_random(out), (None, None)
+        return Explained("random", *at_random(out))
     if votes is not None:
-        return "votes", *_by_annotators(p, sets, held, unseen, votes)
+        return by_annotators(p, sets, held, unseen, votes)
     rest = (~unseen).nonzero()[:ENOUGH, 0]
     # at the temperature that the random model finds, the network's probabilities are about right
     temperature = profile(p[held].double().clamp_min(1e-12).log(), *at_random(out))[1]
     sharp = (p.double().clamp_min(1e-12).log() / temperature).softmax(1)
     if surprise(pairs(sets), by_chance(sets)) <= RANDOM:
-        return "random", *at_random(out), (None, None)
+        return Explained("random", *at_random(out))
     rates, some = class_rates(sharp[rest], sets[rest]), sets[rest]
-    if surprise(pairs(some), by_model(sharp[rest], rates)) <= FITS:
-        return "classes", *by_class(rates, out), (None, None)
     # a class may as well be the label that comes with it most often
-    other = rates.clone().fill_diagonal_(0).amax(1)
-    return "classes", *by_class(rates, out), (float((sharp.mean(0) * (1 - other)).sum()), None)
+    most = float((sharp.mean(0) * (1 - rates.clone().fill_diagonal_(0).amax(1))).sum())
+    fits = surprise(pairs(some), by_model(sharp[rest], rates)) <= FITS
+    return Explained("classes", *by_class(rates, out), most, fits=fits)
 
 
-def _by_annotators(p: Tensor, sets: Tensor, held: Tensor, unseen: Tensor, votes: Votes):
+def by_annotators(p: Tensor, sets: Tensor, held: Tensor, unseen: Tensor, votes: Votes) -> Explained:
     found = consensus(votes, p, unseen, sets)
     kind, *more = found.model.split(", ")
     model = VoteModel((votes if kind == "annotators" else votes.shared()).rows(held), 2 if more else 1)
@@ -198,10 +208,10 @@ def _by_annotators(p: Tensor, sets: Tensor, held: Tensor, unseen: Tensor, votes:
     whole, (sample, _, label) = float((found.q * ~sets).sum(1).mean()), votes.said.unbind(1)
     right = float((votes.times * found.q[sample, label]).sum() / votes.times.sum())
     counts, by_themselves = votes.counts(), surprise(pairs(sets), by_chance(sets)) <= RANDOM
-    if (right >= 0.5 or by_themselves) and not shared_doubt(p[held], counts[held]):
-        return *evidence, (None, whole)
-    # where no vote is right the majority is wrong
-    return *evidence, (float(1 - found.q.gather(1, counts.argmax(1, keepdim=True)).mean()), whole)
+    most = float(1 - found.q.gather(1, counts.argmax(1, keepdim=True)).mean())  # no vote right: the majority wrong
+    fits = (right >= 0.5 or by_themselves) and not shared_doubt(p[held], counts[held])
+    knows = float(found.q[held].gather(1, p[held].argmax(1, keepdim=True)).mean()) >= KNOWS
+    return Explained("votes", *evidence, most, whole, fits, knows)
 
 
 def shared_doubt(p: Tensor, counts: Tensor) -> bool:
