@@ -19,6 +19,7 @@ PICO_FAMILY = ("pico", "pico+", "alim")  # two encoders, a queue, prototypes
 WITHOUT_IRNET = ("pico+", "alim", "pals", "supervised", "dividemix")  # noise has another answer there, or none
 ARCHS, VALS, PLACES = ("resnet18", "narrow", "cnn", "mlp"), ("holdout", "test"), ("device", "host")
 RULES, AMPS = ("auto", "smoothed", "knee", "paper"), ("auto", "bf16", "fp16", "off")
+VARIANTS = ("published", "released")
 FS, FORMS = ("auto", "prototype", "classifier"), ("average", "soft_target")
 
 
@@ -83,7 +84,7 @@ GROUPS = {
         Option("weights_after", "weight of a label moved in: f(label), or", "value", ("value", "uniform", "1/C")),
         Option("f", "f in Eq. 4; auto: prototypes for pico, else the classifier", "auto", FS),
         Option("form", "mae, mse, sce on a set: the mean over it, or the set as soft target", "average", FORMS),
-        Option("variant", "of log and rc; released: as cc and proden", "published", ("published", "released")),
+        Option("variant", "released: log as cc, rc as proden, pico+ by its queue", VARIANTS[0], VARIANTS),
         Option("beta", "lwc: weight of the non-candidates", 1.0, "[0, 1e6]"),
     ),
     "pico and its kind": (

@@ -89,18 +89,29 @@ class PiCOPlus(PiCO):
     Reliable: the `pure` share of smallest dist = -q . mu of the pseudo label. Prototypes follow the reliable alone.
     L = L_mixup + 2 CE_reliable(w) + 0.1 CE_other(g) + SupCon(reliable) + 0.1 SupCon(all),
     g = softmax(q . mu / 0.07). After an eighth of the run the other samples' positives are their k nearest, and the
-    rows of the first SupCon weigh 0.5 (reliable) and 0.1.
+    rows of the first SupCon weigh 0.5 (reliable) and 0.1. Until `start` CE(w) + 0.5 MoCo, which contrasts with the
+    batch and the queue; as_released with the queue alone, which short runs do not survive.
     """
 
     kept = (*PiCO.kept, "distance", "reliable", "queue_reliable", "nearest")
     mixes = True
 
-    def __init__(self, candidates, generator=None, queue_size=8192, pure=0.6, neighbours=16, start=5, **options):
+    def __init__(
+        self,
+        candidates,
+        generator=None,
+        queue_size=8192,
+        pure=0.6,
+        neighbours=16,
+        start=5,
+        as_released=False,
+        **options,
+    ):
         super().__init__(candidates, **options)
         n, device = len(candidates), candidates.device
         self.generator, self.pure, self.neighbours = generator, pure, neighbours
         self.start, self.nearest = max(1, start), False  # first epoch of reliability; whether neighbours count
-        self.starts = self.start
+        self.starts, self.as_released = self.start, as_released
         self.distance = torch.full((n,), math.inf, device=device)  # of those not yet trained on
         self.reliable = torch.ones(n, dtype=torch.bool, device=device)
         self.queue_reliable = torch.zeros(queue_size, dtype=torch.bool, device=device)
@@ -119,8 +130,9 @@ class PiCOPlus(PiCO):
             k = network.keys(views[1])
         log_prob, itself = log_contrast(q, k, network.queue)
         own_key = itself.roll(len(q), 1)  # the column of i's own key
-        if self.epoch < self.start:  # MoCo, which contrasts with the queue alone, and cross entropy
-            loss = weighted_ce(logits, self.weights[index]) + 0.5 * moco(q, k, network.queue)
+        if self.epoch < self.start:  # MoCo and cross entropy
+            apart = moco(q, k, network.queue) if self.as_released else -(log_prob * own_key).sum(1).mean()
+            loss = weighted_ce(logits, self.weights[index]) + 0.5 * apart
         else:
             with torch.no_grad():
                 target = F.one_hot(self.best(c, candidates), c.shape[1]).float()
@@ -332,6 +344,7 @@ def make(c, dataset, candidates: Tensor, pico: dict, generator: Generator, seede
     """The method that --base names, with its options; pico: those of PiCO; seeded: draws the same everywhere."""
     start, near, warm = (50, 5, 30) if c.dataset == "cifar100" else (5, 16, 10)  # as published
     plus = dict(start=max(2, warm_up(start, c.epochs)), neighbours=near, queue_size=c.queue, generator=generator)
+    plus["as_released"] = c.variant == "released"
     options = {"pico+": pico | plus, "alim": pico | dict(eta=c.eta)}
     options |= dict.fromkeys(("mae", "mse", "sce"), dict(form=c.form))
     options["pals"] = dict(generator=generator, epochs=c.epochs)

@@ -137,7 +137,7 @@ def pico(queue=24):
     return models.PiCO(*encoders, 4, 128, queue_size=queue)
 
 
-@pytest.mark.parametrize("stage", ["before", "reliable", "neighbours"])
+@pytest.mark.parametrize("stage", ["before", "before, as released", "reliable", "neighbours"])
 def test_pico_plus_against_a_loop(stage, monkeypatch):
     torch.manual_seed(1)
     b, k_near = 6, 3
@@ -145,10 +145,10 @@ def test_pico_plus_against_a_loop(stage, monkeypatch):
     s[:, 0] = True
     net.prototypes = F.normalize(torch.randn(4, 128), dim=1)
     net.queue_labels = torch.randint(0, 4, (24,))
-    base = baselines.PiCOPlus(s, queue_size=24, neighbours=k_near, start=2)
+    base = baselines.PiCOPlus(s, queue_size=24, neighbours=k_near, start=2, as_released="as released" in stage)
     base.queue_reliable = torch.rand(24) < 0.5
     base.reliable = torch.rand(10) < 0.6
-    base.epoch, base.phi = (1 if stage == "before" else 2), 0.9
+    base.epoch, base.phi = (1 if "before" in stage else 2), 0.9
     base.nearest = stage == "neighbours"
     index = torch.tensor([7, 2, 9, 0, 4, 5])
     rel = base.reliable[index].tolist()
@@ -171,7 +171,9 @@ def test_pico_plus_against_a_loop(stage, monkeypatch):
     def log_prob(i, j):
         return float(sim[i, j] - torch.logsumexp(torch.cat([sim[i, :i], sim[i, i + 1 :]]), 0))
 
-    if stage == "before":
+    if stage == "before":  # MoCo: its own key against all others
+        want = float(-(w * log_p).sum(1).mean()) - 0.5 * np.mean([log_prob(i, b + i) for i in range(b)])
+    elif stage == "before, as released":
         # MoCo: its own key against the queue alone, neither the batch's other keys nor its queries
         moco = [float(torch.logsumexp(torch.cat([sim[i, b + i, None], sim[i, 2 * b :]]), 0) - sim[i, b + i])
                 for i in range(b)]  # fmt: skip

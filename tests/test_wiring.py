@@ -259,6 +259,8 @@ OPTIONS = [
     ("--base log --variant published", "base.function", losses.log),
     ("--base rc --variant released", "base.as_released", True),
     ("--base rc --variant published", "base.as_released", False),
+    ("--base pico+ --no-irnet --variant released", "base.as_released", True),
+    ("--base pico+ --no-irnet", "base.as_released", False),
     ("--base mae --form soft_target", "base.form", dict(form="soft_target")),
     ("--base sce --form average", "base.form", dict(form="average")),
     ("--crop 0.35 --flip 0.15", "views.strength", dict(crop=0.35, flip=0.15)),
