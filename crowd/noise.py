@@ -150,7 +150,8 @@ def report(p: Tensor, sets: Tensor, held: Tensor, votes: Votes | None = None) ->
     if not tells.any():
         return Report(math.nan, math.nan, math.nan, math.nan, "none", False)
     by = explain(p, sets, held, votes)
-    inside, outside, together = by.inside, by.outside, surprise(pairs(sets), by_chance(sets))
+    inside, outside, few = by.inside, by.outside, sets.shape[1] <= MOST_CLASSES
+    together = surprise(pairs(sets), by_chance(sets)) if few else math.nan
     eta, temperature, low, high, gain = profile(z[tells], inside[tells], outside[tells])
 
     log_p = (z / temperature).log_softmax(1)

@@ -87,6 +87,7 @@ def most_voted(row: dict) -> str:
 def card(row: dict, number: dict[str, int], names: str) -> str:
     e = html.escape
     given, after = row["given"].split("|"), row["after"].split("|")
+    stay = set(after)  # perhaps thousands
     touched = {*given, *after, row["predicted"], row.get("consensus") or row["predicted"]}
     sizes = ' class="large"' if row["large"] else ""
     image = f'<img{sizes} src="{row["image"]}" alt="{e(row["name"])}">' if row["image"] else ""
@@ -94,7 +95,7 @@ def card(row: dict, number: dict[str, int], names: str) -> str:
     facts = [("given", sets)]
     if row["added"]:
         facts.append(("added", f'<b class="new">{e(row["added"])}</b> in epoch {e(row["corrected_at"])}'))
-    gone = [label for label in given if label not in after]
+    gone = [label for label in given if label not in stay]
     if gone:
         facts.append(("removed", "".join(f"<b>{e(label)}</b>" for label in gone)))
     likely = "<br>".join(
