@@ -251,7 +251,7 @@ def why_nothing(s: dict, last: int, e0: int | None) -> str:
         "IRNet is off in this run.": s.get("irnet") is False,
         "e0 was not found, and nothing is corrected before it.": e0 is None,
         f"e0 is {e0}, the last epoch so far, and correction starts after it.": (e0 or 0) >= last,
-        "More labels moved in would have been wrong than right.": "tau" in s and not known(s["tau"]),
+        "The held-out samples do not show that any truth is missing.": "tau" in s and not known(s["tau"]),
         "No sample was predicted outside its candidates confidently enough (Eqs. 10 to 12).": True,
     }
     return next(reason for reason, holds in reasons.items() if holds)
