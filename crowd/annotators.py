@@ -83,6 +83,13 @@ def people(names: list[str]) -> tuple[list[str], Tensor]:
     return list(number), torch.tensor(who)
 
 
+def heard(counts: Tensor | None, columns: Tensor | None, names: list[str] | None, classes: int) -> Votes | None:
+    """The votes of a Dataset: by the annotators' columns where they are known, else by the counts alone."""
+    if counts is None or columns is None:
+        return None if counts is None else Votes.of_counts(counts)
+    return Votes.of_columns(columns, people(names)[1], classes)
+
+
 def wilson(share: float, n: float, z: float = 1.96) -> tuple[float, float]:
     """The 95 % interval of a share of n."""
     middle, width = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from crowd import noise
-from crowd.annotators import Votes, people
+from crowd.annotators import Votes, heard
 from data import Dataset, Samples
 from harness.folder import plain
 
@@ -17,11 +17,7 @@ WRITTEN = "eta low high temperature model fits classes together".split()
 
 
 def votes_of(d: Dataset) -> Votes | None:
-    if d.votes is None:
-        return None
-    if d.annotators is None:
-        return Votes.of_counts(d.votes)
-    return Votes.of_columns(d.annotators, people(d.annotator_names)[1], d.num_classes)
+    return heard(d.votes, d.annotators, d.annotator_names, d.num_classes)
 
 
 def guard(found: noise.Report, tau: float) -> float:

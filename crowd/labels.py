@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import irnet
-from crowd.annotators import Votes, annotators_csv, people
+from crowd.annotators import Votes, annotators_csv, heard, people
 from crowd.consensus import Consensus, consensus
 from crowd.dataset import agreement
 from crowd.further import next_csv
@@ -82,12 +82,11 @@ def both(d: Dataset, end: Outcome, name: str, ours: Tensor) -> Tensor:
 def everybody(d: Dataset, end: Outcome) -> tuple[Tensor, Votes | None]:
     """The sets, and the votes where there are any: of the training samples, then of those set aside for scoring."""
     sets = both(d, end, "candidates", end.before)
-    if d.votes is None:
-        return sets, None
-    if d.annotators is None:
-        return sets, Votes.of_counts(both(d, end, "votes", d.votes))
-    columns = both(d, end, "annotators", d.annotators)
-    return sets, Votes.of_columns(columns, people(d.annotator_names)[1], d.num_classes)
+    counts, columns = (
+        None if ours is None else both(d, end, name, ours)
+        for name, ours in (("votes", d.votes), ("annotators", d.annotators))
+    )
+    return sets, heard(counts, columns, d.annotator_names, d.num_classes)
 
 
 def labels_csv(
