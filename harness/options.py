@@ -48,7 +48,7 @@ class Option:
 GROUPS = {
     "data": (
         Option("dataset", "digits (embedded), kmnist, fashion, cifar10, cifar100; or one's own: a .csv beside its "
-               "images, an .npz, or a folder of .npy files, see docs/own-labels.md", "digits"),
+               "images, a folder of class folders, an .npz, a folder of .npy files: docs/own-labels.md", "digits"),
         Option("data", "folder where torchvision's files are or go", "data", kept=False),
         Option("q", "chance of a wrong label to be in the set (default 0.3; cifar100 0.05)", None, "[0, 1)", float),
         Option("eta", "chance of the true label to be missing (default 0.3)", None, "[0, 1)", float),
