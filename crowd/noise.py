@@ -150,8 +150,7 @@ def report(p: Tensor, sets: Tensor, held: Tensor, votes: Votes | None = None) ->
     if not tells.any():
         return Report(math.nan, math.nan, math.nan, math.nan, "none", False)
     by = explain(p, sets, held, votes)
-    inside, outside, few = by.inside, by.outside, sets.shape[1] <= MOST_CLASSES
-    together = surprise(pairs(sets), by_chance(sets)) if few else math.nan
+    inside, outside = by.inside, by.outside
     eta, temperature, low, high, gain = profile(z[tells], inside[tells], outside[tells])
 
     log_p = (z / temperature).log_softmax(1)
@@ -165,7 +164,7 @@ def report(p: Tensor, sets: Tensor, held: Tensor, votes: Votes | None = None) ->
     if not (by.fits and by.knows):
         low, high = low if by.knows else 0.0, max(high, by.most)
         eta = eta if by.fits else (low + high) / 2
-    return Report(eta, low, high, temperature, by.model, by.fits and by.knows, classes, together, gain)
+    return Report(eta, low, high, temperature, by.model, by.fits and by.knows, classes, by.together, gain)
 
 
 @dataclass
@@ -179,6 +178,7 @@ class Explained:
     whole: float | None = None  # of votes: how many are, among all samples
     fits: bool = True  # whether it explains what is seen
     knows: bool = True  # whether the network knows the classes well enough
+    together: float = math.nan  # how far labels come together beyond chance; not looked at where classes are many
 
 
 def explain(p: Tensor, sets: Tensor, held: Tensor, votes: Votes | None) -> Explained:
@@ -186,33 +186,36 @@ def explain(p: Tensor, sets: Tensor, held: Tensor, votes: Votes | None) -> Expla
     unseen = torch.zeros(len(sets), dtype=torch.bool).index_fill_(0, held, True)
     if classes > MOST_CLASSES:
         return Explained("random", *at_random(out))
+    together = surprise(pairs(sets), by_chance(sets))
     if votes is not None:
-        return by_annotators(p, sets, held, unseen, votes)
+        return by_annotators(p, sets, held, unseen, votes, together)
     rest = (~unseen).nonzero()[:ENOUGH, 0]
     # at the temperature that the random model finds, the network's probabilities are about right
     temperature = profile(p[held].double().clamp_min(1e-12).log(), *at_random(out))[1]
     sharp = (p.double().clamp_min(1e-12).log() / temperature).softmax(1)
-    if surprise(pairs(sets), by_chance(sets)) <= RANDOM:
-        return Explained("random", *at_random(out))
+    if together <= RANDOM:
+        return Explained("random", *at_random(out), together=together)
     rates, some = class_rates(sharp[rest], sets[rest]), sets[rest]
     # a class may as well be the label that comes with it most often
     most = float((sharp.mean(0) * (1 - rates.clone().fill_diagonal_(0).amax(1))).sum())
     fits = surprise(pairs(some), by_model(sharp[rest], rates)) <= FITS
-    return Explained("classes", *by_class(rates, out), most, fits=fits)
+    return Explained("classes", *by_class(rates, out), most, fits=fits, together=together)
 
 
-def by_annotators(p: Tensor, sets: Tensor, held: Tensor, unseen: Tensor, votes: Votes) -> Explained:
+def by_annotators(
+    p: Tensor, sets: Tensor, held: Tensor, unseen: Tensor, votes: Votes, together: float
+) -> Explained:
     found = consensus(votes, p, unseen, sets)
     kind, *more = found.model.split(", ")
     model = VoteModel((votes if kind == "annotators" else votes.shared()).rows(held), 2 if more else 1)
     evidence = by_votes(model, found.matrices.log(), found.weights, sets[held])
     whole, (sample, _, label) = float((found.q * ~sets).sum(1).mean()), votes.said.unbind(1)
     right = float((votes.times * found.q[sample, label]).sum() / votes.times.sum())
-    counts, by_themselves = votes.counts(), surprise(pairs(sets), by_chance(sets)) <= RANDOM
+    counts, by_themselves = votes.counts(), together <= RANDOM
     most = float(1 - found.q.gather(1, counts.argmax(1, keepdim=True)).mean())  # no vote right: the majority wrong
     fits = (right >= 0.5 or by_themselves) and not shared_doubt(p[held], counts[held])
     knows = float(found.q[held].gather(1, p[held].argmax(1, keepdim=True)).mean()) >= KNOWS
-    return Explained("votes", *evidence, most, whole, fits, knows)
+    return Explained("votes", *evidence, most, whole, fits, knows, together)
 
 
 def shared_doubt(p: Tensor, counts: Tensor) -> bool:
