@@ -6,14 +6,12 @@ the sample is left out); a table without that column has labels alone. Other col
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from pathlib import Path
 
 import torch
 
-from crowd.files import bad, read_rows
+from crowd.files import bad, read_rows, rows_of
 from crowd.spelling import key
 from crowd.votes import Given
 from harness import InputError, nearest
@@ -76,8 +74,7 @@ def decide(given: Given, paths: list[str]) -> None:
 
 def score(labels_csv: str) -> dict[str, float]:
     """How often this run's own proposals, and the majority, are what was decided: from the columns of its table."""
-    csv.field_size_limit(2**31 - 1)
-    rows = [row for row in csv.DictReader(io.StringIO(labels_csv, newline="")) if row.get("decided")]
+    rows = [row for row in rows_of(labels_csv) if row.get("decided")]
     found = {}
     for name, column in (("proposals_right", "proposed"), ("majority_right", "majority")):
         said = [(row[column], row["decided"].split("|")) for row in rows if row[column]]

@@ -39,6 +39,12 @@ class Sample:
     features: list[float] | None = None
 
 
+def rows_of(table: str) -> list[dict]:
+    """Of a table that a run has written, by its columns."""
+    csv.field_size_limit(2**31 - 1)  # a set of ten thousand names is a long field
+    return list(csv.DictReader(io.StringIO(table, newline="")))
+
+
 def bad(path: Path, line: int, why: str) -> InputError:
     return InputError(f"{path}, line {line}: {why}" if line else f"{path}: {why}")
 

@@ -4,12 +4,11 @@ for which, the annotators, what was moved. HTML without script.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Iterable
 from html import escape
 
+from crowd.files import rows_of
 from crowd.spelling import in_order
 from harness.report import tag
 
@@ -17,11 +16,6 @@ FEW, MOST = 12, 15  # classes in a matrix; rows of a list
 STYLE = """<style>.own{margin-bottom:24px}.own td,.own th{white-space:nowrap;padding-right:14px}
 .heat td{text-align:right;background:color-mix(in srgb,var(--c1) var(--v,0%),
 transparent)}.heat .same{background:color-mix(in srgb,var(--c0) var(--v,0%),transparent)}</style>"""
-
-
-def rows_of(text: str) -> list[dict]:
-    csv.field_size_limit(2**31 - 1)
-    return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
 def part_of_report(tables: dict[str, str]) -> str:
