@@ -149,7 +149,7 @@ def show_list(scale: str, seeds: list[int], out: Path) -> None:
             continue
         finished = [folder for folder in grid.jobs if grid.finished(folder)]
         print(f"{name:9}{len(grid.jobs):5d}{len(finished):10d}   {table.__doc__}")
-    minutes = {"digits": "half a minute", "kmnist": "five to fifteen minutes", "paper": "days on a CPU"}
+    minutes = {"digits": "half a minute", "kmnist": "half an hour at the most", "paper": "days on a CPU"}
     print(f"\na run takes about {minutes[scale]}; this machine has {cores} cores: --jobs {cores}")
 
 
