@@ -172,29 +172,45 @@ def steps() -> Iterator[Row]:
     """After e0 the bare networks look at every sample again; the step only at those that may be corrected."""
     yield step("pico", "resnet18", 128, (3, 32), False, ">= 0.93", repeats=5)
     yield step("pico", "resnet18", 128, (3, 32), True, ">= 1.12", repeats=5)
-    yield step("proden", "cnn", 256, (1, 28), False, ">= 0.75", calls=3)
-    yield step("proden", "cnn", 256, (1, 28), True, ">= 0.90", calls=3)
-    yield step("pico", "cnn", 256, (1, 28), True, ">= 0.90", calls=3)
+    for base, arch, extra, asked in (
+        ("proden", "cnn", False, ">= 0.75"), ("proden", "cnn", True, ">= 0.90"), ("pico", "cnn", True, ">= 0.90"),
+        ("proden", "narrow", False, ""), ("proden", "narrow", True, ""), ("pico", "narrow", True, ""),
+    ):  # fmt: skip
+        yield step(base, arch, 128 if arch == "narrow" else 256, (1, 28), extra, asked, calls=3)
+    for base, arch, batch, shape, asked in (
+        ("pico", "resnet18", 128, (3, 32), ">= 1.15"), ("pico", "narrow", 128, (1, 28), ""),
+    ):  # fmt: skip
+        name = f"a step after e0, --views-all / the default share, {arch}, {base}, batch {batch}"
+        yield variants(name, base, arch, batch, shape, True, ("--views-all",), (), asked)
+
+
+def variants(name: str, base: str, arch: str, batch: int, shape: tuple, extra: bool, top, bottom, asked="") -> Row:
+    """A step with some options against the same with others, one thread."""
+    torch.set_num_threads(1)
+    both = []
+    for more in (top, bottom):
+        learner, samples = prepare(base, arch, batch, synthetic(4 * batch, 10, *shape), *more)
+        both.append(whole_step(learner, samples, samples.pool[:batch], extra))
+    return side_by_side(name, *both, asked, 5, 1 if arch == "resnet18" else 5)
 
 
 def precision() -> Iterator[Row]:
     """fp32 against bf16, where the processor multiplies bf16 itself."""
-    torch.set_num_threads(1)
-    for base, arch, batch, shape in (("pico", "resnet18", 128, (3, 32)), ("proden", "cnn", 256, (1, 28))):
-        if not ranks.processor_has_bf16():
-            continue
-        both = []
-        for amp in ("off", "bf16"):
-            learner, samples = prepare(base, arch, batch, synthetic(4 * batch, 10, *shape), "--amp", amp)
-            both.append(whole_step(learner, samples, samples.pool[:batch], False))
-        yield side_by_side(f"fp32 / bf16, a step, {arch}, {base}, one thread", *both, "", repeats=5)
+    for base, arch, batch, shape in (
+        ("pico", "resnet18", 128, (3, 32)), ("proden", "cnn", 256, (1, 28)), ("proden", "narrow", 128, (1, 28)),
+    ):  # fmt: skip
+        for extra in (False, True) if ranks.processor_has_bf16() else ():
+            name = f"fp32 / bf16, a step, {arch}, {base}, {'after' if extra else 'before'} e0, one thread"
+            asked = ">= 1.8" if arch == "resnet18" else ""
+            yield variants(name, base, arch, batch, shape, extra, ("--amp", "off"), ("--amp", "bf16"), asked)
 
 
 def threads() -> Iterator[Row]:
     """What a second thread brings, by network and size of the images."""
     for arch, base, batch, shape in (
         ("mlp", "proden", 64, (1, 8)), ("cnn", "proden", 64, (1, 8)), ("cnn", "proden", 64, (1, 28)),
-        ("cnn", "pico", 64, (3, 32)), ("resnet18", "proden", 64, (3, 32)),
+        ("narrow", "proden", 128, (1, 28)), ("narrow", "pico", 128, (1, 28)), ("cnn", "pico", 64, (3, 32)),
+        ("resnet18", "proden", 64, (3, 32)),
     ):  # fmt: skip
         learner, samples = prepare(base, arch, batch, synthetic(4 * batch, 10, *shape))
         run = whole_step(learner, samples, samples.pool[:batch], False)
@@ -213,7 +229,9 @@ def cpu_and_compiler() -> float:
 def compiled() -> Iterator[Row]:
     """torch.compile on the CPU: what a step gains, and after how many steps its compilation has paid off."""
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no processes that are not waited for
-    for arch, base, batch, shape in (("cnn", "proden", 64, (1, 28)), ("resnet18", "pico", 128, (3, 32))):
+    for arch, base, batch, shape in (
+        ("narrow", "proden", 128, (1, 28)), ("cnn", "proden", 64, (1, 28)), ("resnet18", "pico", 128, (3, 32)),
+    ):  # fmt: skip
         plain = dict(vars(augment))
         made = [
             prepare(base, arch, batch, synthetic(4 * batch, 10, *shape), *more) for more in ((), ("--compile",))
@@ -238,16 +256,20 @@ def compiled() -> Iterator[Row]:
 # ------------------------------------------------------------------ an epoch, corruption, growth, memory
 
 
-def epoch() -> Iterator[Row]:
+def epochs() -> Iterator[Row]:
+    yield from (row for arch in ("cnn", "narrow") for row in epoch(arch))
+
+
+def epoch(arch: str) -> Iterator[Row]:
     """All that an epoch does beside its steps: scores, the estimate, diagnostics, a row, the checkpoint."""
     torch.set_num_threads(1)
     d = synthetic(12_000, 10, 1, 28)  # a fifth of KMNIST
     d.test_images, d.test_labels = d.images[:2000], d.labels[:2000]
-    argv = "--dataset kmnist --base proden --arch cnn --epochs 40 --e0 2 --device cpu --amp off"
+    argv = f"--dataset kmnist --base proden --arch {arch} --epochs 40 --e0 2 --device cpu --amp off"
     c = configure(argv.split())
     learner, samples = train.prepare(c, d)
     original, spent, shares, clock = train.train_step, [], [], time.process_time
-    looks = timed(lambda: train.predict(learner, samples.images), 1) * 2 / c.epochs  # two in a run
+    looks = timed(lambda: train.predict(learner, samples.images), 1) / c.epochs  # one in a run
 
     def timed_step(*args):
         began = clock()
@@ -267,7 +289,7 @@ def epoch() -> Iterator[Row]:
     train.train_step = original
     for when, some in (("before", shares[:2]), ("after", shares[2:])):
         yield row_of(
-            f"share of an epoch of KMNIST that is no training step, cnn, proden, {when} e0", some, "<= 0.05"
+            f"share of an epoch of KMNIST that is no training step, {arch}, proden, {when} e0", some, "<= 0.05"
         )
 
 
@@ -361,7 +383,7 @@ SECTIONS = dict(
     precision=precision,
     threads=threads,
     compile=compiled,
-    epoch=epoch,
+    epoch=epochs,
     checkpoint=checkpoints,
     corrupt=corruption,
     growth=growth,

@@ -239,14 +239,15 @@ def train_epoch(
 def check_epoch(c, learner: Learner, samples: data.Samples, row: dict) -> None:
     """Alg. 1: evaluate f, save the result in res[e], check the convergence condition."""
     refine, epoch, held_out = learner.refine, row["epoch"], samples.candidates[samples.held_out]
-    row["test"] = row["val"] = accuracy(learner, samples.test_images, samples.test_labels)
     unseen = len(held_out) and not refine.started  # the held-out part, so far
-    small = len(samples.labels) < 5000  # on large data no look that decides nothing
-    if len(held_out):
-        row["val"] = math.nan
+    small = len(samples.labels) < 5000  # on large data few looks that decide nothing
+    row["val"] = math.nan
     if unseen or small and len(held_out):
         logits = logits_of(learner, samples.held_out_images())
         row["val"] = validation_score(logits, held_out)
+    look = c.val == "test" or epoch % (c.test_every or (1 if small else 2)) == 0 or epoch == c.epochs
+    row["test"] = accuracy(learner, samples.test_images, samples.test_labels) if look else math.nan
+    row["val"] = row["test"] if c.val == "test" else row["val"]
     found = refine.end_epoch(row["val"])
     if unseen and (found or epoch == c.epochs):
         eta, temperature, (low, high) = irnet.estimate_noise(logits, held_out)
@@ -257,9 +258,9 @@ def check_epoch(c, learner: Learner, samples: data.Samples, row: dict) -> None:
             p, _ = probabilities(learner, samples.images, "cpu")
             row |= crowd.look(samples, p, c.tau if found and c.careful else None)
             refine.tau = row.get("tau", refine.tau)
-    every = c.transductive_every or (1 if small else (c.epochs + 1) // 2)  # all training samples: twice in a run
-    look = (samples.images, samples.labels) if epoch % every == 0 or epoch == c.epochs else None
-    row["transductive"] = accuracy(learner, *look) if look else math.nan
+    every = c.transductive_every or (1 if small else c.epochs)  # all training samples: once, in the end
+    look = epoch % every == 0 or epoch == c.epochs
+    row["transductive"] = accuracy(learner, samples.images, samples.labels) if look else math.nan
     row["noise_level"] = irnet.noise_level(samples.candidates, samples.labels)
     row["set_size"] = float(samples.candidates.sum(1).float().mean())
     row["e0"] = refine.e0
@@ -307,6 +308,8 @@ def train(c, run: folder.Run) -> int:
             written = dict(config=config, rows=json.dumps(rows), histograms=json.dumps(histograms))
             state = checkpoint.state_of(learner, samples, fingerprint) | written
             run.save(state, epoch, now=epoch % c.save_every == 0 or epoch == c.epochs)
+            if c.keep_e0 and epoch == row["e0"]:
+                run.keep("e0.pt")
         screen.row(row)
 
     finish(c, run, dataset, samples, learner, rows, histograms, screen)

@@ -13,7 +13,7 @@ from torchvision.transforms.functional import resize
 
 import models
 from crowd import images, votes
-from harness import InputError
+from harness import InputError, ranks
 
 
 class Model:
@@ -33,6 +33,12 @@ class Model:
             raise InputError(f"cannot read the model in {folder}: {why}") from None
         self.network.eval()
         self.classes = self.config["class_names"]
+        wanted = "off" if self.config.get("amp") == "off" else "auto"
+        self.precision = ranks.Precision(wanted, torch.device("cpu"))
+
+    def probabilities(self, x: Tensor) -> Tensor:
+        with self.precision.autocast():
+            return self.network(x).float().softmax(1)
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
@@ -45,7 +51,7 @@ class Model:
                 f"the model takes {wanted}, not {f'features {list(x.shape[:2])}' if floats else 'images'}"
             )
         if floats:
-            return torch.cat([self.network(part).softmax(1) for part in x.split(500)])
+            return torch.cat([self.probabilities(part) for part in x.split(500)])
         if x.shape[1] != shape["channels"]:
             luma = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
             x = x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else (x * luma).sum(1, keepdim=True).round().byte()
@@ -53,7 +59,7 @@ class Model:
         parts = (
             part if list(part.shape[2:]) == side else resize(part, side, antialias=True) for part in x.split(500)
         )
-        return torch.cat([self.network(part.float() / 255).softmax(1) for part in parts])
+        return torch.cat([self.probabilities(part.float() / 255) for part in parts])
 
 
 def predict(folder: Path, files: list[Path], every: bool) -> str:

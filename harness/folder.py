@@ -32,7 +32,7 @@ try:
 except ImportError:  # Windows: no lock
     fcntl = None
 
-FILES = "checkpoint.pt previous.pt summary.json candidates.npz metrics.jsonl config.json".split()
+FILES = "checkpoint.pt previous.pt e0.pt summary.json candidates.npz metrics.jsonl config.json".split()
 FILES += ["labels.csv", "annotators.csv", "next.csv", "review.html", "report.html", "model.pt"]
 
 
@@ -309,6 +309,11 @@ class Run:
             epoch, state = self._waiting
             self._write("checkpoint.pt", pack(state))
             self.saved, self._waiting = epoch, None
+
+    def keep(self, name: str) -> None:
+        """The newest checkpoint under another name too."""
+        self.flush()
+        self._write(name, (self.folder / "checkpoint.pt").read_bytes())
 
     def snapshot(self, epoch: int, **tensors: torch.Tensor) -> None:
         arrays = {name: value.cpu().numpy() for name, value in tensors.items()}

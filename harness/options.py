@@ -109,13 +109,15 @@ GROUPS = {
         Option("amp", "of the networks; auto: bf16 on a card that has it, else fp16", "auto", AMPS),
         Option("compile", "torch.compile the networks and the augmentation", False),
         Option("threads", "of the CPU; 0 is torch's choice", None, "[0, 1024]", O=0),
-        Option("transductive_every", "epochs between looks at all training samples; 0: by number", 0, "[0, inf)"),
+        Option("test_every", "epochs between looks at the test set; 0: 1, from 5,000 samples on 2", 0, "[0, inf)"),
+        Option("transductive_every", "the same, all training samples; 0: 1, from 5,000 on last", 0, "[0, inf)"),
     ),
     "run": (
         Option("snapshots", "epochs whose margins and test features are kept", (), type=int, count="+", kept=False),
         Option("out", "folder of the run (default runs/<what it is>)", type=str, kept=False),
         Option("resume", "go on with an interrupted run, exactly", False, kept=False),
         Option("overwrite", "replace the run that the folder holds", False, kept=False),
+        Option("keep_e0", "keep the checkpoint of e0 as e0.pt: the base alone may begin there", False, kept=False),
         Option("save_every", "epochs between checkpoints; one more when stopped", 1, "[1, inf)", kept=False),
     ),
 }  # fmt: skip

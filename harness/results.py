@@ -13,8 +13,10 @@ def summarise(c, rows: list[dict], e0: int | None, tau: float, noise_before: flo
     """summary.json; accuracies are fractions."""
     moved = sum(row["corrections"] for row in rows)
     right = sum(row["corrections"] * row["correction_precision"] for row in rows if row["corrections"])
-    best, last = max(row["test"] for row in rows), rows[-1]["test"]
-    unseen = rows[:e0]  # until then the held-out part, that `val` is from, was not trained on
+    looked = [row for row in rows if not math.isnan(row["test"])]  # --test-every
+    best, last = max(row["test"] for row in looked), rows[-1]["test"]
+    # until e0 the held-out part, that `val` is from, was not trained on
+    unseen = [row for row in looked if row["epoch"] <= (e0 or math.inf)] or looked
     same = ("dataset", "base", "q", "eta", "seed", "epochs", "arch")
     return {name: getattr(c, name) for name in same} | dict(
         irnet=not c.no_irnet,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from data import has_features
 from harness import InputError
+from harness.checkpoint import Damaged, pack, unpack
 from harness.options import SIX, configure, recorded
 
 ROOT = Path(__file__).parent.parent
@@ -37,7 +38,7 @@ SCALES = {
     "kmnist": Scale(
         {"kmnist": QS},
         {"kmnist": "kmnist"},
-        ("--arch", "narrow", "--threads", "1"),
+        ("--arch", "narrow", "--threads", "1", "--test-every", "1"),
         ETAS[2:],
         SIX,
         ("pico", "proden"),
@@ -45,6 +46,7 @@ SCALES = {
     "paper": Scale(
         {"cifar10": QS, "cifar100": (0.01, 0.03, 0.05), "kmnist": QS},
         {"cifar10": "cifar10", "cifar100": "cifar100", "kmnist": "kmnist"},
+        ("--test-every", "1"),  # best is over all epochs, as the paper's
     ),
 }
 
@@ -107,6 +109,7 @@ class Grid:
     def run(self, at_once: int) -> list[Path]:
         """Runs what is not finished, `at_once` at a time; returns those that failed."""
         todo = [folder for folder in self.jobs if not self.finished(folder)]
+        todo.sort(key=lambda folder: "--no-irnet" in self.jobs[folder])  # those begin where the others had e0
         print(f"{len(self.jobs)} runs, {len(self.jobs) - len(todo)} of them finished already")
         began, running, failed, done = time.monotonic(), {}, [], 0
         for make in self.first:
@@ -139,9 +142,24 @@ class Grid:
         finally:
             signal.signal(signal.SIGTERM, before)
 
+    def _branch(self, folder: Path) -> None:
+        """A base alone is its run with IRNet until e0. Where that one is there, this one goes on from its e0."""
+        twin = folder.with_name(folder.name.replace("-q", "-irnet-q", 1))
+        try:
+            had, state = json.loads((twin / "config.json").read_text()), unpack((twin / "e0.pt").read_bytes())
+        except (OSError, ValueError, Damaged):
+            return
+        config = recorded(configure(self.jobs[folder], has_features))
+        if {key for key, value in config.items() if had.get(key) != value} == {"no_irnet"}:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "checkpoint.pt").write_bytes(pack(state | dict(config=config)))
+            (folder / "config.json").write_text(json.dumps(had | config))
+
     def _start(self, folder: Path) -> subprocess.Popen:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        argv = [sys.executable, str(ROOT / "train.py"), *self.jobs[folder], "--out", str(folder)]
+        if "--no-irnet" in self.jobs[folder] and not (folder / "config.json").exists():
+            self._branch(folder)
+        argv = [sys.executable, str(ROOT / "train.py"), *self.jobs[folder], "--out", str(folder), "--keep-e0"]
         argv += ["--resume"] if (folder / "config.json").exists() else []
         with open(f"{folder}.log", "a") as log:
             return subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import train
-from conftest import ROOT, TOY, process, run, summary
+from conftest import ROOT, TOY, process, run, same_run, summary
 from harness.options import configure
 from paper import __main__ as paper
 from paper import complexity, tables
@@ -47,6 +47,25 @@ def quick(monkeypatch):
 
     monkeypatch.setattr(Grid, "_start", start)
     return started
+
+
+def test_a_base_alone_goes_on_from_the_e0_of_its_run_with_irnet(monkeypatch):
+    """Bit for bit the run from the beginning; where more than IRNet differs, nothing is taken over."""
+    started = []
+    monkeypatch.setattr("paper.grid.subprocess.Popen", lambda argv, **_: started.append(argv[2:]))
+    grid = Grid("digits", [0], Path("o"), "", [*TOY, "--epochs", "4", "--e0", "2", "--tau", "0"])
+    (alone,), (irnet,) = (grid.ask("digits", "pico", corrects, 0.3, 0.3) for corrects in (False, True))
+    grid._start(irnet)
+    assert train.main(started[0]) == 0 and (irnet / "e0.pt").exists()
+    grid._start(alone)
+    assert started[1][-1] == "--resume" and train.main(started[1]) == 0
+    assert train.main([*grid.jobs[alone], "--out", "whole"]) == 0 and same_run("whole", alone)
+    assert not same_run("whole", irnet)
+    other = Grid("digits", [0], Path("o"), "", [*TOY, "--epochs", "4", "--e0", "2", "--tau", "0", "--lr", "0.01"])
+    (alone,) = other.ask("digits", "pico", False, 0.3, 0.3)
+    shutil.rmtree(alone)
+    other._start(alone)
+    assert "--resume" not in started[2] and not alone.exists()
 
 
 def test_table_7_has_our_cells_and_the_papers(quick, capsys):

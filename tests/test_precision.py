@@ -1,13 +1,17 @@
 """bf16 on CPUs: who is asked whether there is any, what is computed in it, and a run that keeps it."""
 
 import io
+import json
+from pathlib import Path
 
 import pytest
 import torch
 
+import data
 import irnet
 import train
 from conftest import SHORT, asks_the_processor, prepared, same_run, stopping_at
+from crowd.model import Model
 from harness import ranks
 
 CPU = torch.device("cpu")
@@ -116,3 +120,24 @@ def test_evaluation_follows():
     half = train.logits_of(learner, samples.test_images)
     off = (half - full).abs().max() / full.abs().max()
     assert 0 < off < 5 * 2**-8
+
+
+def test_predicting_follows_and_off_stays_off(monkeypatch, allowed):
+    """A finished run's classifier: its layers in bf16 where the processor has it, its probabilities in fp32."""
+    x, found = data.load("digits").test_images, {}
+    for amp, has in (("auto", True), ("auto", False), ("off", True)):
+        monkeypatch.setattr(ranks, "processor_has_bf16", lambda has=has: has)
+        argv = [*SHORT, *f"--base cc --epochs 3 --out {amp} --overwrite --amp".split(), amp]
+        if not found:
+            assert train.main(argv) == 0  # one run, read by three
+        config = json.loads(Path("auto/config.json").read_text())
+        Path("auto/config.json").write_text(json.dumps(config | dict(amp=amp)))
+        model, layers = Model(Path("auto")), set()
+        for module in model.network.modules():
+            if isinstance(module, torch.nn.Conv2d | torch.nn.Linear):
+                module.register_forward_hook(lambda m, given, answer, layers=layers: layers.add(answer.dtype))
+        found[amp, has] = model(x)
+        assert layers == {torch.bfloat16 if (amp, has) == ("auto", True) else torch.float32}
+    half, full, off = found.values()
+    assert half.dtype == torch.float32 and torch.equal(full, off)
+    assert 0 < (half - full).abs().max() < 0.05

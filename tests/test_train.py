@@ -13,7 +13,7 @@ import torch
 import data
 import losses
 import train
-from conftest import SHARED, TOY, command, prepared, process, rows, run, summary, untimed
+from conftest import SHARED, TOY, command, prepared, process, rows, run, same_run, stopping_at, summary, untimed
 from harness import options
 
 
@@ -138,7 +138,8 @@ def test_validation_score_reads_no_true_label():
 
 @pytest.mark.parametrize("val", ["holdout", "test"])
 def test_large_data_are_looked_at_only_where_it_decides_something(val, monkeypatch):
-    """5,000 samples: the held-out part until e0, all training samples twice in a run, the test set always."""
+    """5,000 samples: the held-out part until e0, the test set every second time unless e0 is found by it, all
+    training samples at the end; always the test set after the last epoch."""
     g = torch.Generator().manual_seed(0)
     x, y = torch.randint(0, 256, (5000, 1, 8, 8), dtype=torch.uint8, generator=g), torch.arange(5000) % 10
     many = data.Dataset("many", x, y, x[:100], y[:100], 10, (0.5,), (0.5,))
@@ -150,12 +151,29 @@ def test_large_data_are_looked_at_only_where_it_decides_something(val, monkeypat
     made = [dict(epoch=epoch) for epoch in range(1, 6)]
     for row in made:
         train.check_epoch(c, learner, samples, row)
-    held_out = [250] * (val == "holdout")
-    assert looks == [*([100] + held_out) * 2, 100, 5000, 100, 100, 5000]
-    assert [row["test"] for row in made] == [made[0]["test"]] * 5
-    known = [val == "test" or row["epoch"] <= 2 for row in made]
+    leaks = val == "test"
+    assert looks == ([100] * 5 + [5000] if leaks else [250, 250, 100, 100, 100, 5000])
+    tested = [1, 2, 3, 4, 5] if leaks else [2, 4, 5]
+    assert [row["epoch"] for row in made if math.isfinite(row["test"])] == tested
+    known = [leaks or row["epoch"] <= 2 for row in made]
     assert [math.isfinite(row["val"]) for row in made] == known and made[-1]["e0"] == 2
-    assert [math.isfinite(row["transductive"]) for row in made] == [False, False, True, False, True]
+    assert [math.isfinite(row["transductive"]) for row in made] == [False] * 4 + [True]
+
+
+def test_the_test_set_is_looked_at_as_often_as_asked_and_resumed_so(monkeypatch):
+    """--test-every 3 of 7 epochs, stopped on the way: the best of the epochs that were looked at."""
+    argv = [*TOY, *"--base cc --epochs 7 --e0 4 --test-every 3".split()]
+    assert train.main([*argv, "--out", "whole"]) == 0
+    tested = {row["epoch"]: row["test"] for row in rows("whole") if row["test"] is not None}
+    found = summary("whole")
+    assert list(tested) == [3, 6, 7] and found["best"] == max(tested.values())
+    assert found["last"] == tested[7] and found["val_selected"] == tested[3]  # the one until e0
+    assert train.main([*argv, "--out", "each", "--test-every", "1"]) == 0
+    every = {row["epoch"]: row["test"] for row in rows("each")}
+    assert {epoch: every[epoch] for epoch in tested} == tested  # looking changes nothing
+    stopping_at(monkeypatch, 20)
+    assert train.main([*argv, "--out", "parts"]) == 143
+    assert train.main([*argv, "--out", "parts", "--resume"]) == 0 and same_run("whole", "parts")
 
 
 @pytest.mark.parametrize("base", list(losses.BASES))
