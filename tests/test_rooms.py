@@ -37,7 +37,7 @@ RULES = {
     "models": May(set(), {"torch", "torchvision"}),
     "data": May({"augment", "harness.InputError"}, {"torch", "torchvision", "numpy"}, {"crowd"}),
     "train": May(AT_THE_ROOT - {"train", "bench"} | {"harness"}, {"torch"}, {"crowd", "paper"}),
-    "bench": May(AT_THE_ROOT | {"harness"}, {"torch", "torchvision", "numpy", "PIL"}),
+    "bench": May(AT_THE_ROOT | {"harness"}, {"torch", "torchvision", "numpy"}),
     "harness": May({"harness"}, {"torch", "numpy"}),
     "crowd": May(AT_THE_ROOT | {"harness", "crowd"}, {"torch", "torchvision", "numpy", "PIL"}),
     "paper": May(AT_THE_ROOT | ROOMS, {"torch", "torchvision", "numpy"}, {"matplotlib", "sklearn"}),
