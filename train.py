@@ -74,7 +74,7 @@ def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
     if c.record_views:
         models.record_views(network)
         base.newest = True
-    precision = ranks.Precision(c.amp, device)
+    precision = ranks.Precision(c.amp, device, dataset.images.shape[-1])
     trained = [p for p in network.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, c.lr, 0.9, weight_decay=c.weight_decay, **precision.optimizer_options)
     torch.backends.cudnn.benchmark = True  # the shapes of a run's batches stay the same

@@ -34,7 +34,7 @@ class Model:
         self.network.eval()
         self.classes = self.config["class_names"]
         wanted = "off" if self.config.get("amp") == "off" else "auto"
-        self.precision = ranks.Precision(wanted, torch.device("cpu"))
+        self.precision = ranks.Precision(wanted, torch.device("cpu"), self.config["network"]["size"])
 
     def probabilities(self, x: Tensor) -> Tensor:
         with self.precision.autocast():

@@ -106,7 +106,7 @@ GROUPS = {
         Option("flip", "probability of a horizontal flip", None, "[0, 1]", C=0.5, small=0.0),
         Option("seed", "of everything random", 0, "[0, 9223372036854775807]"),
         Option("device", "auto: the best there is", "auto", ("auto", "cpu", "cuda", "mps")),
-        Option("amp", "of the networks; auto: bf16 on a card that has it, else fp16", "auto", AMPS),
+        Option("amp", "auto: bf16 where card or CPU (from 28x28 on) has it, else fp16 on a card", "auto", AMPS),
         Option("compile", "torch.compile the networks and the augmentation", False),
         Option("threads", "of the CPU; 0 is torch's choice", None, "[0, 1024]", O=0),
         Option("test_every", "epochs between looks at the test set; 0: 1, from 5,000 samples on 2", 0, "[0, inf)"),

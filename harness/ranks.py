@@ -54,9 +54,6 @@ def find_device(wanted: str) -> str:
     return wanted
 
 
-BF16_ON_CPUS = False  # whether --amp auto takes it there: not before all of its comparisons with fp32 are made
-
-
 def processor_has_bf16() -> bool:
     """Whether the CPU multiplies bf16 itself (AVX512-BF16, AMX); where it does not, it is many times slower. The
     newest torch tells, older ones by other names, the oldest not at all: then Linux does. Nobody: no."""
@@ -73,13 +70,14 @@ def processor_has_bf16() -> bool:
 
 class Precision:
     """What the networks compute in: fp32, or half of it, where probabilities, margins and losses stay fp32. auto:
-    on a card bf16 if it has it, else fp16, whose gradients need scaling; on a CPU off."""
+    on a card bf16 if it has it, else fp16, whose gradients need scaling; on a CPU bf16 if it has it and the images
+    are of some size, else off: steps on digits and features are mostly not multiplication."""
 
-    def __init__(self, wanted: str, device: torch.device):
+    def __init__(self, wanted: str, device: torch.device, size: int = 32):
         if wanted == "auto" and device.type == "cuda":
             wanted = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
         elif wanted == "auto":
-            wanted = "bf16" if BF16_ON_CPUS and device.type == "cpu" and processor_has_bf16() else "off"
+            wanted = "bf16" if device.type == "cpu" and size >= 28 and processor_has_bf16() else "off"
         self.name, self.device = wanted, device.type
         self.type = dict(bf16=torch.bfloat16, fp16=torch.float16, off=None)[wanted]
         self.scaler = torch.amp.GradScaler(device.type) if wanted == "fp16" else None

@@ -56,29 +56,20 @@ def test_where_nobody_knows_it_is_off(monkeypatch):
     assert asks_the_processor() is False
 
 
-@pytest.fixture
-def allowed(monkeypatch):
-    monkeypatch.setattr(ranks, "BF16_ON_CPUS", True)
-
-
-def test_auto_is_off_on_cpus_until_allowed(monkeypatch):
-    monkeypatch.setattr(ranks, "processor_has_bf16", lambda: True)
-    assert ranks.Precision("auto", CPU).name == "off"
-
-
 @pytest.mark.parametrize("has", [True, False])
-def test_auto_follows_the_processor_on_a_cpu_alone(monkeypatch, has, allowed):
+def test_auto_follows_the_processor_on_a_cpu_alone(monkeypatch, has):
     monkeypatch.setattr(ranks, "processor_has_bf16", lambda: has)
     assert ranks.Precision("auto", CPU).name == ("bf16" if has else "off")
     assert ranks.Precision("auto", torch.device("mps")).name == "off"
+    assert [ranks.Precision("auto", CPU, size).name for size in (1, 8, 27)] == ["off"] * 3  # too little to gain
     assert ranks.Precision("off", CPU).type is None and ranks.Precision("bf16", CPU).name == "bf16"
 
 
 @pytest.mark.parametrize("base", ["proden", "pico"])
-def test_the_networks_alone_are_in_bf16(monkeypatch, base, allowed):
+def test_the_networks_alone_are_in_bf16(monkeypatch, base):
     """Layers answer in bf16, in training, under the extra views and in evaluation; whatever follows is fp32."""
     monkeypatch.setattr(ranks, "processor_has_bf16", lambda: True)
-    _, learner, samples = prepared([*SHORT, "--base", base])
+    _, learner, samples = prepared([*SHORT, "--base", base, "--image-size", "28"])
     layers, modes, original = set(), set(), irnet.margin
 
     def layer(module, given, answer):
@@ -99,9 +90,9 @@ def test_the_networks_alone_are_in_bf16(monkeypatch, base, allowed):
     assert {mode for mode, _ in modes} == {True, False} == {grad for _, grad in modes}
 
 
-def test_a_run_is_resumed_in_the_precision_that_it_began_with(monkeypatch, capsys, allowed):
+def test_a_run_is_resumed_in_the_precision_that_it_began_with(monkeypatch, capsys):
     """Begun where the processor has bf16, resumed where it has none: the undisturbed run to the last bit."""
-    argv = [*SHORT, "--base", "proden", "--epochs", "4"]
+    argv = [*SHORT, *"--base proden --epochs 4 --image-size 28 --arch narrow".split()]
     monkeypatch.setattr(ranks, "processor_has_bf16", lambda: True)
     assert train.main([*argv, "--out", "whole"]) == 0 and ", bf16" in capsys.readouterr().out
     stopping_at(monkeypatch, 14)
@@ -122,12 +113,12 @@ def test_evaluation_follows():
     assert 0 < off < 5 * 2**-8
 
 
-def test_predicting_follows_and_off_stays_off(monkeypatch, allowed):
+def test_predicting_follows_and_off_stays_off(monkeypatch):
     """A finished run's classifier: its layers in bf16 where the processor has it, its probabilities in fp32."""
-    x, found = data.load("digits").test_images, {}
+    x, found = data.load("digits", size=28, limit_test=100).test_images, {}
     for amp, has in (("auto", True), ("auto", False), ("off", True)):
         monkeypatch.setattr(ranks, "processor_has_bf16", lambda has=has: has)
-        argv = [*SHORT, *f"--base cc --epochs 3 --out {amp} --overwrite --amp".split(), amp]
+        argv = [*SHORT, *f"--base cc --epochs 2 --arch narrow --image-size 28 --out {amp} --amp".split(), amp]
         if not found:
             assert train.main(argv) == 0  # one run, read by three
         config = json.loads(Path("auto/config.json").read_text())
