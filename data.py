@@ -303,6 +303,11 @@ class Samples:
         shuffled = torch.randperm(len(d.images), generator=generator).to(device)
         self.held_out, self.pool = shuffled[:held], shuffled[held:]
 
+    @property
+    def large(self) -> bool:
+        """So many that they are not looked at where nothing is decided."""
+        return len(self.labels) >= 5000
+
     def held_out_images(self) -> Tensor:
         return self.images[self.held_out.to(self.images.device)]
 

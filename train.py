@@ -240,12 +240,11 @@ def check_epoch(c, learner: Learner, samples: data.Samples, row: dict) -> None:
     """Alg. 1: evaluate f, save the result in res[e], check the convergence condition."""
     refine, epoch, held_out = learner.refine, row["epoch"], samples.candidates[samples.held_out]
     unseen = len(held_out) and not refine.started  # the held-out part, so far
-    small = len(samples.labels) < 5000  # on large data few looks that decide nothing
     row["val"] = math.nan
-    if unseen or small and len(held_out):
+    if unseen or len(held_out) and not samples.large:
         logits = logits_of(learner, samples.held_out_images())
         row["val"] = validation_score(logits, held_out)
-    look = c.val == "test" or epoch % (c.test_every or (1 if small else 2)) == 0 or epoch == c.epochs
+    look = c.val == "test" or epoch % (c.test_every or 1 + samples.large) == 0 or epoch == c.epochs
     row["test"] = accuracy(learner, samples.test_images, samples.test_labels) if look else math.nan
     row["val"] = row["test"] if c.val == "test" else row["val"]
     found = refine.end_epoch(row["val"])
@@ -258,7 +257,7 @@ def check_epoch(c, learner: Learner, samples: data.Samples, row: dict) -> None:
             p, _ = probabilities(learner, samples.images, "cpu")
             row |= crowd.look(samples, p, c.tau if found and c.careful else None)
             refine.tau = row.get("tau", refine.tau)
-    every = c.transductive_every or (1 if small else c.epochs)  # all training samples: once, in the end
+    every = c.transductive_every or (c.epochs if samples.large else 1)
     look = epoch % every == 0 or epoch == c.epochs
     row["transductive"] = accuracy(learner, samples.images, samples.labels) if look else math.nan
     row["noise_level"] = irnet.noise_level(samples.candidates, samples.labels)

@@ -163,6 +163,8 @@ class Screen:
             )
         else:
             self.say(f"  columns  in per cent: val (see e0), {self.score}; mean size of a set; labels moved in")
+        if samples.large:
+            self.say("           a dash: not looked at in this epoch (--test-every, --transductive-every)")
         self.say()
 
     @staticmethod
