@@ -288,13 +288,13 @@ def train(c, run: folder.Run) -> int:
     interrupt = run.interrupt = folder.Interrupt()
 
     for epoch in range(len(rows) + 1, c.epochs + 1):  # Alg. 1: for e = 1..E_max
-        began = time.monotonic()
+        began, worked = time.monotonic(), time.process_time()
         after_step = lambda step, steps, e=epoch: (screen.step(e, step, steps), interrupt.check())  # noqa: E731
         row, taus, noisy = train_epoch(learner, samples, epoch, c.epochs, c.lr, not c.no_irnet, after_step)
         check_epoch(c, learner, samples, row)
         if epoch in (row["e0"], c.epochs):
             histograms.append(dict(epoch=epoch) | irnet.margin_histogram(taus, noisy))  # Fig. 3
-        row["seconds"] = time.monotonic() - began
+        row |= dict(seconds=time.monotonic() - began, cpu_seconds=time.process_time() - worked)
         row |= {} if dataset.truth_known else dict.fromkeys(NEED_TRUTH, math.nan)
         rows.append(row)
         if not ranks.same_everywhere(samples.candidates):

@@ -32,6 +32,7 @@ def summarise(c, rows: list[dict], e0: int | None, tau: float, noise_before: flo
         correction_precision=right / moved if moved else math.nan,
         images_per_second=statistics.median(row["images_per_second"] for row in rows),
         seconds=sum(row["seconds"] for row in rows),
+        cpu_seconds=sum(row.get("cpu_seconds", math.nan) for row in rows),  # of this process
     )
 
 
