@@ -265,6 +265,15 @@ def check_epoch(c, learner: Learner, samples: data.Samples, row: dict) -> None:
     row["e0"] = refine.e0
 
 
+def retune(refine: irnet.IRNet, rows: list[dict], taus: Tensor) -> None:
+    """--tau auto: the next epoch's, from this one's margins. Labels are moved in until as many are as may be
+    missing by the upper end of the estimate at e0; none where the caution about one's own data forbids it."""
+    high = next(row["noise_estimate"]["high"] for row in rows if "noise_estimate" in row)
+    if high is not None and refine.tau < math.inf:
+        refine.tau = irnet.tau_left(taus, high - float((refine.corrected_at > 0).float().mean()))
+    rows[-1]["next_tau"] = refine.tau
+
+
 def train(c, run: folder.Run) -> int:
     """Both loops of Algorithm 1 -> the exit status."""
     config = options.recorded(c)
@@ -295,6 +304,8 @@ def train(c, run: folder.Run) -> int:
         if epoch in (row["e0"], c.epochs):
             histograms.append(dict(epoch=epoch) | irnet.margin_histogram(taus, noisy))  # Fig. 3
         row |= dict(seconds=time.monotonic() - began, cpu_seconds=time.process_time() - worked)
+        if c.tau_auto and learner.refine.started:
+            retune(learner.refine, [*rows, row], taus)
         row |= {} if dataset.truth_known else dict.fromkeys(NEED_TRUTH, math.nan)
         rows.append(row)
         if not ranks.same_everywhere(samples.candidates):

@@ -13,6 +13,7 @@ def summarise(c, rows: list[dict], e0: int | None, tau: float, noise_before: flo
     """summary.json; accuracies are fractions."""
     moved = sum(row["corrections"] for row in rows)
     right = sum(row["corrections"] * row["correction_precision"] for row in rows if row["corrections"])
+    tau = rows[e0 - 1].get("next_tau", tau) if e0 else tau  # with --tau auto the one that it began with
     best, last = max(row["test"] for row in rows), rows[-1]["test"]
     unseen = rows[:e0]  # until then the held-out part, that `val` is from, was not trained on
     same = ("dataset", "base", "q", "eta", "seed", "epochs", "arch")
