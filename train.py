@@ -45,6 +45,7 @@ class Learner:
     batch_size: int
     device: torch.device
     precision: ranks.Precision  # of the networks' passes
+    plus: bool = False  # whether IRNet has what paper/plus.py adds
 
 
 def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
@@ -71,6 +72,10 @@ def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
     fixed = None if dataset.decided is None else dataset.decided.any(1).to(device)  # what a person decided stays
     how = dict(swap=c.swap, weights_after=c.weights_after, strict=c.strict, fixed=fixed)
     refine = irnet.IRNet(samples.candidates, c.tau, c.epochs, **e0, **how)
+    if c.irnet != "paper":
+        from paper import plus
+
+        refine = plus.make(c.irnet, base, generator, samples.candidates, c.tau, c.epochs, **e0, **how)
     if c.record_views:
         models.record_views(network)
         base.newest = True
@@ -87,7 +92,7 @@ def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
     return Learner(
         ranks.spread(network, parts=not base.mixes), shape, base, refine, optimizer, views,
         "" if c.views == "none" else c.views, 1.0 if c.views_all or c.record_views else c.views_share,
-        c.record_views, c.batch_size, device, precision,
+        c.record_views, c.batch_size, device, precision, c.irnet != "paper",
     ), samples  # fmt: skip
 
 
@@ -163,6 +168,8 @@ def train_step(learner: Learner, index: Tensor, x: Tensor, labels: Tensor, corre
     views = [learner.views.view(kind, x) for kind in base.views]
     with learner.precision.autocast():
         loss, f_x = base.loss(network, views, index)
+        if learner.plus:
+            loss = loss + refine.mixed(network, views[0], base.weights, index)
     optimizer.zero_grad(set_to_none=True)
     learner.precision.backward(loss)  # Alg. 1: train the predictive model f on B_t
     candidates = refine.candidates[index]
@@ -200,8 +207,11 @@ def train_epoch(
     began, base, refine, network = time.monotonic(), learner.base, learner.refine, learner.network
     for group in learner.optimizer.param_groups:
         group["lr"] = cosine(lr, epoch, epochs)
-    base.begin_epoch(epoch, lambda look: evaluate(learner, lambda x: look(network, x), samples.images))
+    look = lambda function: evaluate(learner, lambda x: function(network, x), samples.images)  # noqa: E731
+    base.begin_epoch(epoch, look)
     correcting = refine.started and corrects and refine.tau < math.inf  # Alg. 1's second loop
+    if refine.started and corrects and learner.plus:
+        refine.begin_epoch(look, base.weights)
     pool = torch.cat([samples.pool, samples.held_out]) if refine.started else samples.pool  # after e0 they join
     wanted = base.pool(pool)
     pool = wanted if len(wanted) >= learner.batch_size else pool

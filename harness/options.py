@@ -20,6 +20,7 @@ WITHOUT_IRNET = ("pico+", "alim", "pals", "supervised", "dividemix")  # noise ha
 ARCHS, VALS, PLACES = ("resnet18", "narrow", "cnn", "mlp"), ("holdout", "test"), ("device", "host")
 RULES, AMPS = ("auto", "smoothed", "knee", "paper"), ("auto", "bf16", "fp16", "off")
 VARIANTS = ("published", "released")
+WINDS = ("paper", "votes", "back", "mix", "votes+back", "plus")  # IRNet as in the paper, or with more
 FS, FORMS = ("auto", "prototype", "classifier"), ("average", "soft_target")
 
 
@@ -76,6 +77,7 @@ GROUPS = {
         Option("base", ", ".join(BASES), "pico"),
         Option("no_irnet", "the base alone: e0 is looked for, nothing is corrected", False),
         Option("tau", "tau_epsilon of Eqs. 10-11, or auto (default: the table below)", None, "[0, 1)", tau),
+        Option("irnet", "plus: with what came later; or a part of it: docs/beyond-the-paper.md", "paper", WINDS),
         Option("views", "extra views of Eqs. 11-12, weak or strong", "w", ("none", "w", "s", "ww", "ws", "ss")),
         Option("views_share", "share of a batch that is looked at under them, by margin", None, "(0, 1]", O=0.25),
         Option("views_all", "the whole batch is: --views-share 1", False),
