@@ -46,6 +46,7 @@ class Learner:
     device: torch.device
     precision: ranks.Precision  # of the networks' passes
     plus: bool = False  # whether IRNet has what paper/plus.py adds
+    drops: bool = False  # whether samples of no class are left out
 
 
 def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
@@ -93,6 +94,7 @@ def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
         ranks.spread(network, parts=not base.mixes), shape, base, refine, optimizer, views,
         "" if c.views == "none" else c.views, 1.0 if c.views_all or c.record_views else c.views_share,
         c.record_views, c.batch_size, device, precision, c.irnet != "paper",
+        c.open_set == "drop",
     ), samples  # fmt: skip
 
 
@@ -213,6 +215,10 @@ def train_epoch(
     if refine.started and corrects and learner.plus:
         refine.begin_epoch(look, base.weights)
     pool = torch.cat([samples.pool, samples.held_out]) if refine.started else samples.pool  # after e0 they join
+    if samples.p_outside is not None:  # --open-set
+        from crowd import outside
+
+        pool = outside.settle(samples, refine, pool, learner.drops)
     wanted = base.pool(pool)
     pool = wanted if len(wanted) >= learner.batch_size else pool
     order = pool[torch.randperm(len(pool), generator=learner.views.generator, device=learner.device)]
@@ -284,6 +290,15 @@ def retune(refine: irnet.IRNet, rows: list[dict], taus: Tensor) -> None:
     rows[-1]["next_tau"] = refine.tau
 
 
+def look_outside(c, learner: Learner, samples: data.Samples, row: dict) -> None:
+    """--open-set: which samples belong to no class."""
+    from crowd import outside
+
+    if outside.due(samples, row["epoch"], row["e0"], c.epochs):
+        p, look = logits_of(learner, samples.images).softmax(1), lambda x: models.features(learner.network, x)
+        row["outside"] = outside.find(samples, p, evaluate(learner, look, samples.images))
+
+
 def train(c, run: folder.Run) -> int:
     """Both loops of Algorithm 1 -> the exit status."""
     config = options.recorded(c)
@@ -314,6 +329,8 @@ def train(c, run: folder.Run) -> int:
         if epoch in (row["e0"], c.epochs):
             histograms.append(dict(epoch=epoch) | irnet.margin_histogram(taus, noisy))  # Fig. 3
         row |= dict(seconds=time.monotonic() - began, cpu_seconds=time.process_time() - worked)
+        if c.open_set != "off":
+            look_outside(c, learner, samples, row)
         if c.tau_auto and learner.refine.started:
             retune(learner.refine, [*rows, row], taus)
         row |= {} if dataset.truth_known else dict.fromkeys(NEED_TRUTH, math.nan)
@@ -345,11 +362,12 @@ def finish(c, run, dataset, samples, learner: Learner, rows: list[dict], histogr
     p, f = map(torch.cat, zip(*(probabilities(learner, part, "cpu") for part in parts), strict=True))
     look = lambda x: models.features(learner.network, x)  # noqa: E731
     features = [evaluate(learner, look, part, "cpu") for part in parts] if dataset.votes is not None else []
+    p_outside = None if samples.p_outside is None else samples.p_outside.cpu()
     if ranks.first():
         after = [t.cpu() for t in (samples.candidates, refine.corrected_at, refine.corrected_to)]
         kept = dict(zip(("after", "corrected_at", "label"), after, strict=True))
         run.results(models.classifier_state(learner.network), before=samples.before, truth=dataset.labels, **kept)
-        tables = crowd.tables(dataset, crowd.Outcome(samples.before, *after, p, f, c.tau, features))
+        tables = crowd.tables(dataset, crowd.Outcome(samples.before, *after, p, f, c.tau, features, p_outside))
         for file, text in tables.items():
             run.text(file, text)
         summary |= (dataset.decisions or {}) | crowd.score(tables["labels.csv"])

@@ -20,6 +20,7 @@ WITHOUT_IRNET = ("pico+", "alim", "pals", "supervised", "dividemix")  # noise ha
 ARCHS, VALS, PLACES = ("resnet18", "narrow", "cnn", "mlp"), ("holdout", "test"), ("device", "host")
 RULES, AMPS = ("auto", "smoothed", "knee", "paper"), ("auto", "bf16", "fp16", "off")
 VARIANTS = ("published", "released")
+OPEN_SETS = ("off", "keep", "drop")
 WINDS = ("paper", "votes", "back", "mix", "votes+back", "plus")  # IRNet as in the paper, or with more
 FS, FORMS = ("auto", "prototype", "classifier"), ("average", "soft_target")
 
@@ -83,6 +84,7 @@ GROUPS = {
         Option("views_all", "the whole batch is: --views-share 1", False),
         Option("record_views", "as released: extra views in all epochs, in the running statistics", False),
         Option("strict", "as released: < in Eqs. 10-11, not <=", False),
+        Option("open_set", "samples of no class, found from e0 on: not corrected, or left out", "off", OPEN_SETS),
         Option("swap", "move the least probable candidate out: Table 7", False),
         Option("e0", "the correction epoch: auto (found), or its number", "auto"),
         Option("e0_rule", "smoothed (the release's), knee, paper; auto: knee under 100 epochs", "auto", RULES),
