@@ -7,6 +7,7 @@
     python -m paper noise-battery               where the noise report of one's own data holds, and its guard
     python -m paper arena --jobs 2              who wins: methods x data x seeds, with their CPU-seconds
     python -m paper branches                    what --tau auto, any fixed tau or --irnet plus make of one run
+    python -m paper open-set                    which samples belong to no class, with known strangers
     python -m paper compare RUN RUN...          any finished runs of train.py, side by side on one page
 
 A table or figure is a grid of train.py runs under --out, which they share. Finished runs are not repeated, broken
@@ -25,7 +26,7 @@ import sys
 from pathlib import Path
 
 from harness import InputError, Parser, report
-from paper import arena, battery, branches, when
+from paper import arena, battery, branches, openset, when
 from paper.figures import FIGURES, rows_of
 from paper.grid import SCALES, Grid
 from paper.tables import TABLES
@@ -34,6 +35,7 @@ from paper.tables import TABLES
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     own = dict(compare=compare, arena=arena.main, branches=branches.main)  # with options of their own
+    own["open-set"] = openset.main
     if argv and argv[0] in own:
         return own[argv[0]](argv[1:])
     wanted = ["list", *own, "e0", "noise-battery", *TABLES, *FIGURES]
