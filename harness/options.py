@@ -21,7 +21,7 @@ ARCHS, VALS, PLACES = ("resnet18", "narrow", "cnn", "mlp"), ("holdout", "test"),
 RULES, AMPS = ("auto", "smoothed", "knee", "paper"), ("auto", "bf16", "fp16", "off")
 VARIANTS = ("published", "released")
 OPEN_SETS = ("off", "keep", "drop")
-WINDS = ("paper", "votes", "back", "mix", "votes+back", "plus")  # IRNet as in the paper, or with more
+WINDS = ("paper", "votes", "now", "back", "mix", "votes+back", "plus")  # IRNet as in the paper, or with more
 FS, FORMS = ("auto", "prototype", "classifier"), ("average", "soft_target")
 
 

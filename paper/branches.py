@@ -29,7 +29,7 @@ CHOICES = {
     "preset": "",
     "auto": "--tau auto",
     **{name: f"--irnet {name}" for name in ("votes", "back", "mix", "votes+back", "plus")},
-    **{f"auto, {name}": f"--tau auto --irnet {name}" for name in ("votes", "mix", "votes+back", "plus")},
+    **{f"auto, {name}": f"--tau auto --irnet {name}" for name in ("votes", "now", "mix", "votes+back", "plus")},
     "auto, no views": "--tau auto --views none",
     "grid": "",  # every tau of the grid
 }

@@ -6,6 +6,7 @@
 
 votes: the neighbours' votes on the sets as they were given (PALS) are one more f in Eqs. 10 to 12. A sample's own
     set has no vote, so that they are not fitted to it, as f(x) is by then.
+now: the same with the sets as they are by now, corrected.
 back: a label that was moved in is taken back once the neighbours no longer vote for it.
 mix: cross entropy on pairs of images mixed with their label weights (PiCO+, ALIM), ramped up after e0.
 """
@@ -35,8 +36,9 @@ class Plus(irnet.IRNet):
 
     def begin_epoch(self, look, weights: Tensor | None = None) -> None:
         """Before an epoch; look(function) -> function(network, x) of all plain training images x."""
-        if self.started and ("votes" in self.parts or "back" in self.parts):
-            self.winner = winners(look(models.features), self.before)
+        if self.started and {"votes", "now", "back"} & set(self.parts):
+            sets = self.candidates if "now" in self.parts else self.before
+            self.winner = winners(look(models.features), sets)
             if "back" in self.parts:
                 self.take_back(weights)
 
@@ -56,7 +58,7 @@ class Plus(irnet.IRNet):
     @torch.no_grad()
     def correct(self, index, views, weights=None):
         """As IRNet's, and the neighbours must agree: their winner as a one-hot f passes Eq. 11 for every tau."""
-        if "votes" in self.parts:
+        if {"votes", "now"} & set(self.parts):
             views = [*views, F.one_hot(self.winner[index].clamp_min(0), self.candidates.shape[1]).float()]
         return super().correct(index, views, weights)
 

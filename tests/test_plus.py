@@ -50,6 +50,16 @@ def test_a_label_is_moved_in_only_where_the_neighbours_agree():
         assert refine.candidates[:, 2].tolist() == want
 
 
+def test_who_votes_with_which_sets(monkeypatch):
+    given = []
+    monkeypatch.setattr(plus, "winners", lambda features, sets: given.append(sets) or torch.zeros(3).long())
+    for parts in (("votes",), ("now",), ("back",), ("mix",)):
+        refine = refined(parts)
+        refine.candidates[0, 2] = True  # corrected since
+        refine.begin_epoch(lambda function: torch.zeros(3, 2))
+    assert [bool(sets[0, 2]) for sets in given] == [False, True, False]  # to mix nobody is asked
+
+
 def test_what_the_neighbours_no_longer_vote_for_is_taken_back():
     refine, weights = refined(("back",)), torch.tensor([[0.5, 0.5, 0.0, 0.0]] * 3)
     f = torch.tensor([[0.1, 0.1, 0.7, 0.1]] * 3)
