@@ -302,6 +302,7 @@ class Samples:
         self.device, self.on_host = torch.device(device), on_host
         shuffled = torch.randperm(len(d.images), generator=generator).to(device)
         self.held_out, self.pool = shuffled[:held], shuffled[held:]
+        self.p_outside: Tensor | None = None  # [N]: of no class, with --open-set from e0 on
 
     @property
     def large(self) -> bool:

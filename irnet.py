@@ -51,6 +51,13 @@ def least_likely(probs: Tensor, candidates: Tensor) -> Tensor:
     return probs.float().masked_fill(~candidates, INF).argmin(1)
 
 
+def tau_left(margins: Tensor, missing: float) -> float:
+    """Beyond the paper, tau without a knob: of these margins [B] the smallest pass Eq. 10, as many as the share of
+    true labels that is still missing; none above 0, where a candidate is more probable. inf: none is missing."""
+    count = min(round(missing * len(margins)), len(margins))
+    return min(1.0, max(0.0, -float(margins.float().kthvalue(count).values))) if count > 0 else INF
+
+
 def correct(candidates: Tensor, flagged: Tensor, label: Tensor, drop: Tensor | None = None) -> Tensor:
     """Algorithm 1, last line: S with `label` moved in where flagged, and `drop` moved out when swapping."""
     new = candidates

@@ -45,6 +45,8 @@ class Learner:
     batch_size: int
     device: torch.device
     precision: ranks.Precision  # of the networks' passes
+    plus: bool = False  # whether IRNet has what paper/plus.py adds
+    drops: bool = False  # whether samples of no class are left out
 
 
 def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
@@ -71,6 +73,10 @@ def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
     fixed = None if dataset.decided is None else dataset.decided.any(1).to(device)  # what a person decided stays
     how = dict(swap=c.swap, weights_after=c.weights_after, strict=c.strict, fixed=fixed)
     refine = irnet.IRNet(samples.candidates, c.tau, c.epochs, **e0, **how)
+    if c.irnet != "paper":
+        from paper import plus
+
+        refine = plus.make(c.irnet, base, generator, samples.candidates, c.tau, c.epochs, **e0, **how)
     if c.record_views:
         models.record_views(network)
         base.newest = True
@@ -87,7 +93,8 @@ def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
     return Learner(
         ranks.spread(network, parts=not base.mixes), shape, base, refine, optimizer, views,
         "" if c.views == "none" else c.views, 1.0 if c.views_all or c.record_views else c.views_share,
-        c.record_views, c.batch_size, device, precision,
+        c.record_views, c.batch_size, device, precision, c.irnet != "paper",
+        c.open_set == "drop",
     ), samples  # fmt: skip
 
 
@@ -163,6 +170,8 @@ def train_step(learner: Learner, index: Tensor, x: Tensor, labels: Tensor, corre
     views = [learner.views.view(kind, x) for kind in base.views]
     with learner.precision.autocast():
         loss, f_x = base.loss(network, views, index)
+        if learner.plus:
+            loss = loss + refine.mixed(network, views[0], base.weights, index)
     optimizer.zero_grad(set_to_none=True)
     learner.precision.backward(loss)  # Alg. 1: train the predictive model f on B_t
     candidates = refine.candidates[index]
@@ -200,9 +209,16 @@ def train_epoch(
     began, base, refine, network = time.monotonic(), learner.base, learner.refine, learner.network
     for group in learner.optimizer.param_groups:
         group["lr"] = cosine(lr, epoch, epochs)
-    base.begin_epoch(epoch, lambda look: evaluate(learner, lambda x: look(network, x), samples.images))
+    look = lambda function: evaluate(learner, lambda x: function(network, x), samples.images)  # noqa: E731
+    base.begin_epoch(epoch, look)
     correcting = refine.started and corrects and refine.tau < math.inf  # Alg. 1's second loop
+    if refine.started and corrects and learner.plus:
+        refine.begin_epoch(look, base.weights)
     pool = torch.cat([samples.pool, samples.held_out]) if refine.started else samples.pool  # after e0 they join
+    if samples.p_outside is not None:  # --open-set
+        from crowd import outside
+
+        pool = outside.settle(samples, refine, pool, learner.drops)
     wanted = base.pool(pool)
     pool = wanted if len(wanted) >= learner.batch_size else pool
     order = pool[torch.randperm(len(pool), generator=learner.views.generator, device=learner.device)]
@@ -265,6 +281,24 @@ def check_epoch(c, learner: Learner, samples: data.Samples, row: dict) -> None:
     row["e0"] = refine.e0
 
 
+def retune(refine: irnet.IRNet, rows: list[dict], taus: Tensor) -> None:
+    """--tau auto: the next epoch's, from this one's margins. Labels are moved in until as many are as may be
+    missing by the upper end of the estimate at e0; none where the caution about one's own data forbids it."""
+    high = next(row["noise_estimate"]["high"] for row in rows if "noise_estimate" in row)
+    if high is not None and refine.tau < math.inf:
+        refine.tau = irnet.tau_left(taus, high - float((refine.corrected_at > 0).float().mean()))
+    rows[-1]["next_tau"] = refine.tau
+
+
+def look_outside(c, learner: Learner, samples: data.Samples, row: dict) -> None:
+    """--open-set: which samples belong to no class."""
+    from crowd import outside
+
+    if outside.due(samples, row["epoch"], row["e0"], c.epochs):
+        p, look = logits_of(learner, samples.images).softmax(1), lambda x: models.features(learner.network, x)
+        row["outside"] = outside.find(samples, p, evaluate(learner, look, samples.images))
+
+
 def train(c, run: folder.Run) -> int:
     """Both loops of Algorithm 1 -> the exit status."""
     config = options.recorded(c)
@@ -288,13 +322,17 @@ def train(c, run: folder.Run) -> int:
     interrupt = run.interrupt = folder.Interrupt()
 
     for epoch in range(len(rows) + 1, c.epochs + 1):  # Alg. 1: for e = 1..E_max
-        began = time.monotonic()
+        began, worked = time.monotonic(), time.process_time()
         after_step = lambda step, steps, e=epoch: (screen.step(e, step, steps), interrupt.check())  # noqa: E731
         row, taus, noisy = train_epoch(learner, samples, epoch, c.epochs, c.lr, not c.no_irnet, after_step)
         check_epoch(c, learner, samples, row)
         if epoch in (row["e0"], c.epochs):
             histograms.append(dict(epoch=epoch) | irnet.margin_histogram(taus, noisy))  # Fig. 3
-        row["seconds"] = time.monotonic() - began
+        row |= dict(seconds=time.monotonic() - began, cpu_seconds=time.process_time() - worked)
+        if c.open_set != "off":
+            look_outside(c, learner, samples, row)
+        if c.tau_auto and learner.refine.started:
+            retune(learner.refine, [*rows, row], taus)
         row |= {} if dataset.truth_known else dict.fromkeys(NEED_TRUTH, math.nan)
         rows.append(row)
         if not ranks.same_everywhere(samples.candidates):
@@ -326,11 +364,12 @@ def finish(c, run, dataset, samples, learner: Learner, rows: list[dict], histogr
     p, f = map(torch.cat, zip(*(probabilities(learner, part, "cpu") for part in parts), strict=True))
     look = lambda x: models.features(learner.network, x)  # noqa: E731
     features = [evaluate(learner, look, part, "cpu") for part in parts] if dataset.votes is not None else []
+    p_outside = None if samples.p_outside is None else samples.p_outside.cpu()
     if ranks.first():
         after = [t.cpu() for t in (samples.candidates, refine.corrected_at, refine.corrected_to)]
         kept = dict(zip(("after", "corrected_at", "label"), after, strict=True))
         run.results(models.classifier_state(learner.network), before=samples.before, truth=dataset.labels, **kept)
-        tables = crowd.tables(dataset, crowd.Outcome(samples.before, *after, p, f, c.tau, features))
+        tables = crowd.tables(dataset, crowd.Outcome(samples.before, *after, p, f, c.tau, features, p_outside))
         for file, text in tables.items():
             run.text(file, text)
         summary |= (dataset.decisions or {}) | crowd.score(tables["labels.csv"])

@@ -38,6 +38,7 @@ class Outcome:
     f: Tensor  # [N + M, C], the f of Eq. 4
     tau: float  # tau_epsilon of Eq. 10
     features: Sequence[Tensor] = ()  # the backbone's: [N, D], then [M, D]; only where there are votes
+    outside: Tensor | None = None  # [N], the chance to be of no class; with --open-set
 
 
 def tables(d: Dataset, end: Outcome) -> dict[str, str]:
@@ -127,10 +128,16 @@ def labels_csv(
             for row, S, label, sure in zip(own, decided.tolist(), proposed.tolist(), known.tolist(), strict=True)
         ]
 
+    last = [[]] * len(end.p)
+    if end.outside is not None:  # nobody looked at those set aside
+        last = [[f"{value:.4f}"] for value in end.outside.tolist()] + [[""]] * more
+        suspicion = suspicion + F.pad(end.outside, (0, more)) if found else suspicion
+
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     head = ["row" if all(map(str.isdecimal, files)) else "id" if d.features else "file", *COLUMNS]
-    table.writerow(head + (OWN if found else []) + (DECIDED if decided is not None else []))
+    own_columns = (OWN if found else []) + (DECIDED if decided is not None else [])
+    table.writerow(head + own_columns + (["p_outside"] if end.outside is not None else []))
     for part in suspicion.argsort(stable=True, descending=True).split(10_000):
         for i, S, new, sure, guess, margin, flagged, epoch, added, agreed_, y in zip(
             part.tolist(), *(column[part].tolist() for column in columns), strict=True
@@ -146,7 +153,7 @@ def labels_csv(
                 "yes" if flagged else "no",
             ]
             split = "train" if i < len(end.before) else "score"
-            table.writerow([files[i], *values, *moved, *known, split, *(own[i] if own else [])])
+            table.writerow([files[i], *values, *moved, *known, split, *(own[i] if own else []), *last[i]])
     return text.getvalue()
 
 

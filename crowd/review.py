@@ -19,6 +19,7 @@ from torchvision.transforms.functional import to_pil_image
 import data
 from crowd import files, images
 from crowd.model import Model
+from crowd.outside import SURE
 from data import Dataset
 from harness import InputError
 from harness.options import READING
@@ -105,6 +106,8 @@ def card(row: dict, number: dict[str, int], names: str) -> str:
         heard = ", ".join(" ".join(part.rsplit(":", 1)) for part in row["votes"].split("|"))
         facts.append(("votes", e(heard)))
     facts += [(key, e(row[key].replace("|", ", "))) for key in ("consensus", "decided", "truth") if row.get(key)]
+    if row.get("p_outside") and float(row["p_outside"]) >= SURE:
+        facts.append(("belongs to", f"no class, with a chance of {100 * float(row['p_outside']):.0f} %"))
     if row["split"] == "score":
         facts.append(("set aside", "for scoring, so never corrected"))
     items = "".join(f"<dt>{key}</dt><dd>{value}</dd>" for key, value in facts)

@@ -62,6 +62,7 @@ def state_of(learner, samples, fingerprint: str) -> dict:
     parts = {name: getattr(learner, name).state_dict() for name in PARTS}
     randomness = dict(generator=learner.views.generator.get_state(), torch_generator=torch.get_rng_state())
     split = dict(before=samples.before, held_out=samples.held_out, pool=samples.pool)
+    split |= {} if samples.p_outside is None else dict(p_outside=samples.p_outside)
     return parts | randomness | dict(data=fingerprint) | split
 
 
@@ -70,6 +71,7 @@ def restore(state: dict, learner, samples, fingerprint: str) -> tuple[list[dict]
     if state["data"] != fingerprint or not torch.equal(state["before"], samples.before):
         raise InputError("--resume: the data are not those that the run began with")
     samples.held_out, samples.pool = (state[name].to(learner.device) for name in ("held_out", "pool"))
+    samples.p_outside = state["p_outside"].to(learner.device) if "p_outside" in state else None
     for name in PARTS:
         getattr(learner, name).load_state_dict(state.get(name, {}))
     learner.views.generator.set_state(state["generator"].cpu())

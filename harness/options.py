@@ -20,7 +20,14 @@ WITHOUT_IRNET = ("pico+", "alim", "pals", "supervised", "dividemix")  # noise ha
 ARCHS, VALS, PLACES = ("resnet18", "narrow", "cnn", "mlp"), ("holdout", "test"), ("device", "host")
 RULES, AMPS = ("auto", "smoothed", "knee", "paper"), ("auto", "bf16", "fp16", "off")
 VARIANTS = ("published", "released")
+OPEN_SETS = ("off", "keep", "drop")
+WINDS = ("paper", "votes", "now", "back", "mix", "votes+back", "plus")  # IRNet as in the paper, or with more
 FS, FORMS = ("auto", "prototype", "classifier"), ("average", "soft_target")
+
+
+def tau(text: str) -> float | str:
+    """A number, or auto."""
+    return text if text == "auto" else float(text)
 
 
 @dataclass(frozen=True)
@@ -70,12 +77,14 @@ GROUPS = {
         Option("preset", "released: the experiment as the authors' code has it", "ours", ("ours", "released")),
         Option("base", ", ".join(BASES), "pico"),
         Option("no_irnet", "the base alone: e0 is looked for, nothing is corrected", False),
-        Option("tau", "tau_epsilon of Eqs. 10-11 (default: the table below)", None, "[0, 1)", float),
+        Option("tau", "tau_epsilon of Eqs. 10-11, or auto (default: the table below)", None, "[0, 1)", tau),
+        Option("irnet", "plus: with what came later; or a part of it: docs/beyond-the-paper.md", "paper", WINDS),
         Option("views", "extra views of Eqs. 11-12, weak or strong", "w", ("none", "w", "s", "ww", "ws", "ss")),
         Option("views_share", "share of a batch that is looked at under them, by margin", None, "(0, 1]", O=0.25),
         Option("views_all", "the whole batch is: --views-share 1", False),
         Option("record_views", "as released: extra views in all epochs, in the running statistics", False),
         Option("strict", "as released: < in Eqs. 10-11, not <=", False),
+        Option("open_set", "samples of no class, found from e0 on: not corrected, or left out", "off", OPEN_SETS),
         Option("swap", "move the least probable candidate out: Table 7", False),
         Option("e0", "the correction epoch: auto (found), or its number", "auto"),
         Option("e0_rule", "smoothed (the release's), knee, paper; auto: knee under 100 epochs", "auto", RULES),
@@ -170,7 +179,7 @@ def parse(argv: list[str] | None) -> dict:
             flags = [flag(o.name), *(["--size"] if o.name == "image_size" else [])]
             said = "" if o.default in (None, (), False) or "(default" in o.help else f" (default {o.default})"
             choices = o.allowed if isinstance(o.allowed, tuple) else None
-            show = None if choices else {int: "N", float: "X", str: "NAME"}.get(o.type)
+            show = None if choices else {int: "N", float: "X", tau: "X", str: "NAME"}.get(o.type)
             more = dict(type=o.type, nargs=o.count, metavar=show, choices=choices)
             more = dict(action="store_true", default=None) if o.type is bool else more
             add(*flags, dest=o.name, help=o.help + said, **more)
@@ -204,6 +213,8 @@ def check_given(given: dict) -> dict:
         raise InputError("--base alim: it needs the noise rate, which nobody knows of one's own sets; use another")
     if is_own and ("q" in given) != ("eta" in given):
         raise InputError("--q, --eta: give both, or neither where the file has candidate sets of its own")
+    if given.get("tau") == "auto" and given.get("val") == "test":
+        raise InputError("--tau auto: it needs the held-out part; leave --val out, or give a number")
     if given.get("resume") and given.get("overwrite"):
         raise InputError("--resume, --overwrite: one of them; --resume goes on, --overwrite begins again")
     return given
@@ -244,8 +255,10 @@ def fill(given: dict, features: bool = False, samples: int = 0) -> dict:
     for name, value in (("q", 0.05 if c["dataset"] == "cifar100" else 0.3), ("eta", 0.3)):
         c[name] = value if c[name] is None and not is_own else c[name]
     c["f"] = {True: "prototype", False: "classifier"}[of_pico] if c["f"] == "auto" else c["f"]
-    c["careful"] = is_own and c["tau"] is None and not c["no_irnet"]  # at e0 a stricter one may be found
-    c["tau"] = default_tau(c) if c["tau"] is None else c["tau"]
+    # at e0 a stricter one may be found
+    c["careful"] = is_own and c["tau"] in (None, "auto") and not c["no_irnet"]
+    c["tau_auto"] = c["tau"] == "auto" and not c["no_irnet"]
+    c["tau"] = default_tau(c) if c["tau"] is None else 0.0 if c["tau"] == "auto" else c["tau"]
     c["proto_start"] = c["proto_start"] or max(1, c["epochs"] // 10)
     return c
 

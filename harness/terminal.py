@@ -133,7 +133,8 @@ class Screen:
         curve = f"{len(samples.held_out)} held-out samples"
         if c.val == "test":
             curve = "test accuracy, which leaks the test set; no noise estimate"
-        what = "nothing is corrected" if c.no_irnet else f"tau {c.tau:g}, extra views {c.views}"
+        tau = "auto" if c.tau_auto else f"{c.tau:g}"
+        what = "nothing is corrected" if c.no_irnet else f"tau {tau}, extra views {c.views}"
         self.say(f"{title(c.base)} {'alone' if c.no_irnet else 'with IRNet'} on {d.name}, seed {c.seed}")
         self.say(f"  data     {len(d.images):,} training and {self._data(d)}, {d.num_classes} classes")
         sets = samples.before.sum(1).float().mean()

@@ -5,6 +5,9 @@
     python -m paper table2 --scale paper        the paper's own experiment, for those who have the cards
     python -m paper fig5 --jobs 2 --seeds 0     two runs at a time
     python -m paper noise-battery               where the noise report of one's own data holds, and its guard
+    python -m paper arena --jobs 2              who wins: methods x data x seeds, with their CPU-seconds
+    python -m paper branches                    what --tau auto, any fixed tau or --irnet plus make of one run
+    python -m paper open-set                    which samples belong to no class, with known strangers
     python -m paper compare RUN RUN...          any finished runs of train.py, side by side on one page
 
 A table or figure is a grid of train.py runs under --out, which they share. Finished runs are not repeated, broken
@@ -23,7 +26,7 @@ import sys
 from pathlib import Path
 
 from harness import InputError, Parser, report
-from paper import battery, when
+from paper import arena, battery, branches, openset, when
 from paper.figures import FIGURES, rows_of
 from paper.grid import SCALES, Grid
 from paper.tables import TABLES
@@ -31,9 +34,11 @@ from paper.tables import TABLES
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["compare"]:
-        return compare(argv[1:])
-    wanted = ["list", "compare", "e0", "noise-battery", *TABLES, *FIGURES]
+    own = dict(compare=compare, arena=arena.main, branches=branches.main)  # with options of their own
+    own["open-set"] = openset.main
+    if argv and argv[0] in own:
+        return own[argv[0]](argv[1:])
+    wanted = ["list", *own, "e0", "noise-battery", *TABLES, *FIGURES]
     parser = Parser("python -m paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=wanted, metavar="WHAT", help=", ".join(wanted))
     parser.add_argument("--scale", default="digits", choices=list(SCALES), help="size of the runs (default digits)")
@@ -46,8 +51,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data", default="", metavar="DIR", help="as train.py's --data")
     parser.add_argument("--options", nargs=argparse.REMAINDER, default=[], help="the rest goes to every train.py")
     chosen = parser.parse_args(argv)
-    if chosen.what == "compare":
-        parser.error("compare comes first, then its runs: compare RUN RUN... [--out FILE]")
+    if chosen.what in own:
+        parser.error(f"{chosen.what} comes first, then its options: python -m paper {chosen.what} --help")
     if chosen.jobs < 1 or not chosen.seeds:
         parser.error("--jobs and --seeds: at least one")
     if chosen.what == "e0":

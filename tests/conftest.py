@@ -27,7 +27,7 @@ torch.set_num_threads(1)  # the tests' tensors are small, and other work on the 
 SHARED = ROOT.parent / "shared" / "data"
 TOY = ["--limit-train", "200", "--limit-test", "60", "--batch-size", "32", "--device", "cpu"]
 SHORT = [*TOY, "--e0", "2", "--tau", "0"]
-TIMES = ("seconds", "images_per_second")
+TIMES = ("seconds", "cpu_seconds", "images_per_second")
 
 
 @pytest.fixture(autouse=True)

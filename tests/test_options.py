@@ -79,6 +79,8 @@ BAD = [
     (["--base", "pico+"], "--no-irnet"),
     (["--lr", "1e999"], "--lr"),
     (["--tau", "nan"], "--tau"),
+    (["--tau", "automatic"], "--tau"),
+    (["--tau", "auto", "--val", "test"], "--tau auto"),
     (["--resume"], "--resume"),
     (["--nonsense"], "--nonsense"),
     (["--device", "cuda"], "--device"),

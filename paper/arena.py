@@ -1,0 +1,185 @@
+"""The arena: methods x data x seeds, each a train.py run; who wins, by how much, for how many CPU-seconds.
+
+A run counts by its accuracy after the last epoch, never by its best. Runs share the folder <--out>/arena: finished
+ones are not repeated, stopped ones go on, so that any part (--methods, --cells, --seeds) may be run at any time.
+"best tau" stands for the tau of a grid whose mean on the test set is highest: what no user can know, and so no
+method, but a bar for one without a knob. It wins nothing here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import data
+from harness import InputError, Parser, nearest
+from paper import battery
+from paper.grid import Grid
+
+TAUS = dict(proden=(0.0, 0.1, 0.2, 0.3, 0.5, 0.7), pico=(0.0, 0.002, 0.004, 0.01, 0.02, 0.04))
+SMALL = "--limit-train 8000 --limit-test 2000 --arch cnn --epochs 20 --threads 1"
+CIFAR = Path("shared/data/cifar10n_12k.npz")  # beside the project; its annotators are not asked here
+
+# name: train.py's options. A name with "best tau" stands for the grid.
+METHODS = {
+    "PRODEN": "--base proden --no-irnet",
+    "PRODEN + IRNet": "--base proden",
+    "PRODEN + IRNet, best tau": "--base proden",
+    "PRODEN + IRNet, auto": "--base proden --tau auto",
+    "PRODEN + IRNet plus": "--base proden --tau auto --irnet plus",
+    "PiCO": "--base pico --no-irnet",
+    "PiCO + IRNet": "--base pico",
+    "PiCO + IRNet, best tau": "--base pico",
+    "PiCO + IRNet, auto": "--base pico --tau auto",
+    "PiCO + IRNet plus": "--base pico --tau auto --irnet plus",
+    "PiCO+": "--base pico+ --no-irnet",
+    "ALIM": "--base alim --no-irnet",
+    "PALS": "--base pals --no-irnet",
+}
+CELLS = {
+    **{f"digits-q{q}-eta{eta}": f"--dataset digits --q {q} --eta {eta}"
+       for q, eta in itertools.product((0.3, 0.5), (0, 0.1, 0.3))},
+    "digits-classes-eta0.2": "--dataset {folder}/classes-{seed}.npz --threads 1",
+    **{f"kmnist-q{q}-eta{eta}": f"--dataset kmnist --q {q} --eta {eta} --image-size 14 {SMALL}"
+       for q, eta in itertools.product((0.3, 0.5), (0.05, 0.3))},
+    "cifar-q0.3-eta0.3": f"--dataset {{folder}}/cifar.npz --q 0.3 --eta 0.3 --image-size 16 {SMALL}",
+}  # fmt: skip
+
+
+def class_dependent(path: Path, seed: int) -> None:
+    """Digits with wrong candidates that go with the class, a fifth of the true labels deleted."""
+    d = data.load("digits")
+    x = {f"x_{part}": t.squeeze(1).numpy() for part, t in (("train", d.images), ("test", d.test_images))}
+    y = d.labels.numpy()
+    sets = battery.by_class(y, 10, 0.2, 1000 * seed + 7)
+    np.savez(path, y_train=y, y_test=d.test_labels.numpy(), candidates=sets, **x)
+
+
+def cifar(path: Path, source: Path) -> None:
+    """CIFAR-10N's images and true labels, without its annotators."""
+    try:
+        with np.load(source, allow_pickle=False) as file:
+            np.savez(path, **{name: file[name] for name in ("x_train", "y_train", "x_test", "y_test")})
+    except (OSError, KeyError):
+        raise InputError(
+            f"{source} is not there, or has no x_train, y_train, x_test, y_test: give --cifar"
+        ) from None
+
+
+# ------------------------------------------------------------------ runs
+
+
+def seeds_of(cell: str, seeds: list[int] | None) -> list[int]:
+    """Five on digits, three elsewhere."""
+    return seeds or list(range(5 if cell.startswith("digits") else 3))
+
+
+def short(name: str) -> str:
+    return name.lower().replace(" + ", "-").replace(", ", "-").replace(" ", "-")
+
+
+def ask(grid: Grid, method: str, cell: str, seeds: list[int], source: Path) -> dict[str, list[Path]]:
+    """The runs of a method on a cell, by name: one of each tau of the grid for "best tau", else one -> folders."""
+    asked = {}
+    base = METHODS[method].split()[1]
+    for tau in TAUS[base] if method.endswith("best tau") else [None]:
+        name = short(method.removesuffix(", best tau")) + ("" if tau is None else f"-tau{tau:g}")
+        folders = []
+        for seed in seeds:
+            words = CELLS[cell].format(folder=grid.folder, seed=seed).split()
+            if base == "alim" and "--eta" not in words:
+                return {}  # it needs the noise rate
+            argv = [*METHODS[method].split(), *words, *([] if tau is None else ["--tau", str(tau)]), *grid.options]
+            argv += ["--seed", str(seed), *(["--data", grid.data] if grid.data else [])]
+            path = Path(words[1])
+            make = {"cla": lambda p, s: class_dependent(p, s), "cif": lambda p, s: cifar(p, source)}
+            if path.parent == grid.folder and not path.exists():
+                grid.first.append(lambda p=path, s=seed, m=make[path.name[:3]]: p.exists() or m(p, s))
+            folders.append(grid.folder / f"{cell}-{name}-seed{seed}")
+            grid.jobs[folders[-1]] = argv
+        asked[name] = folders
+    return asked
+
+
+# ------------------------------------------------------------------ the table
+
+
+def measured(asked: dict[str, list[Path]]) -> tuple[list[float], float] | None:
+    """Last accuracies in per cent of what is finished, and CPU-seconds a run; of a grid the best in the mean."""
+    found = []
+    for folders in asked.values():
+        done = [json.loads(path.read_text()) for f in folders if (path := f / "summary.json").exists()]
+        if done:
+            found.append(([100 * s["last"] for s in done], statistics.mean(s["cpu_seconds"] for s in done)))
+    return max(found, key=lambda one: statistics.mean(one[0])) if found else None
+
+
+def deviation(values: list[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def table(results: dict[str, dict[str, tuple[list[float], float] | None]]):
+    """Markdown. First: cells in which its mean is the highest; near: those in which it is first, or below the first
+    by no more than the larger of both deviations. Mean: over the cells that all methods of the table have."""
+    cells = [cell for cell in CELLS if any(row.get(cell) for row in results.values())]
+    whole = [cell for cell in cells if all(row.get(cell) for row in results.values() if any(row.values()))]
+    first, near = ({name: 0 for name in results} for _ in range(2))
+    for cell in cells:
+        have = {name: row[cell][0] for name, row in results.items() if row.get(cell) and "best tau" not in name}
+        if not have:
+            continue
+        top = max(have, key=lambda name: statistics.mean(have[name]))
+        first[top] += 1
+        for name, values in have.items():
+            behind = statistics.mean(have[top]) - statistics.mean(values)
+            near[name] += behind <= max(deviation(have[top]), deviation(values))
+    yield f"| method | {' | '.join(cells)} | mean | first | near | CPU-seconds |"
+    yield "| --- " * (len(cells) + 5) + "|"
+    for name, row in results.items():
+        if not any(row.values()):
+            continue
+        shown = [
+            f"{statistics.mean(r[0]):.1f} ± {deviation(r[0]):.1f}" if (r := row.get(c)) else "-" for c in cells
+        ]
+        mean = f"{statistics.mean(statistics.mean(row[c][0]) for c in whole):.2f}" if whole else "-"
+        cost = statistics.mean(r[1] for r in row.values() if r)
+        wins = ["-", "-"] if "best tau" in name else [str(first[name]), str(near[name])]
+        yield f"| {name} | {' | '.join([*shown, mean, *wins, f'{cost:.0f}'])} |"
+
+
+def main(argv: list[str]) -> int:
+    parser = Parser("python -m paper arena", description="Methods x data x seeds, and a table.")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), metavar="M", help=", ".join(METHODS))
+    parser.add_argument("--cells", nargs="+", default=list(CELLS), metavar="C", help=", ".join(CELLS))
+    parser.add_argument("--seeds", type=int, nargs="+", help="(default 0 to 4 on digits, 0 to 2 elsewhere)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="at the same time; 0: only the table")
+    parser.add_argument("--out", type=Path, default=Path("reproduced"), help="folder (default reproduced)")
+    parser.add_argument("--data", default="", metavar="DIR", help="as train.py's --data")
+    parser.add_argument("--cifar", type=Path, default=Path("..") / CIFAR, help=f"(default ../{CIFAR})")
+    parser.add_argument("--options", nargs="...", default=[], help="the rest goes to every train.py")
+    chosen = parser.parse_args(argv)
+    for given, names, flag in ((chosen.methods, METHODS, "--methods"), (chosen.cells, CELLS, "--cells")):
+        for name in given:
+            if name not in names:
+                parser.error(nearest(flag, name, list(names)))
+    try:
+        grid = Grid("digits", [0], chosen.out, chosen.data, chosen.options)
+        grid.folder = chosen.out / "arena"
+        asked = {m: {c: ask(grid, m, c, seeds_of(c, chosen.seeds), chosen.cifar) for c in chosen.cells}
+                 for m in chosen.methods}  # fmt: skip
+        grid.folder.mkdir(parents=True, exist_ok=True)
+        grid.check()
+        failed = grid.run(chosen.jobs) if chosen.jobs > 0 else []
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    results = {m: {c: measured(folders) for c, folders in row.items()} for m, row in asked.items()}
+    text = "\n".join(table(results)) + "\n"
+    (grid.folder / "arena.md").write_text(text)
+    print(f"\n{text}\nwritten to {grid.folder / 'arena.md'}")
+    return 1 if failed else 0

@@ -1,0 +1,94 @@
+"""IRNet's second wind (`--irnet plus`): what its successors know, put into the plug-in. In three lines:
+
+    refine = Plus(candidates, tau=0.004, epochs=epochs)             # in place of irnet.IRNet
+    refine.begin_epoch(lambda function: function(network, x))       # before each epoch: x all plain training images
+    loss = loss + refine.mixed(network, x, weights, index)          # in each step
+
+votes: the neighbours' votes on the sets as they were given (PALS) are one more f in Eqs. 10 to 12. A sample's own
+    set has no vote, so that they are not fitted to it, as f(x) is by then.
+now: the same with the sets as they are by now, corrected.
+back: a label that was moved in is taken back once the neighbours no longer vote for it.
+mix: cross entropy on pairs of images mixed with their label weights (PiCO+, ALIM), ramped up after e0.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+import irnet
+import models
+from losses import weighted_ce
+from paper.baselines import mixup
+
+PARTS = ("votes", "back", "mix")
+MOST = 50_000_000  # similarities at a time
+RAMP = 10  # epochs
+
+
+class Plus(irnet.IRNet):
+    def __init__(self, candidates: Tensor, *args, parts=PARTS, generator: Generator | None = None, **more):
+        super().__init__(candidates, *args, **more)
+        self.parts, self.generator = parts, generator
+        self.before = candidates.clone()
+        self.winner = torch.full((len(candidates),), -1, device=candidates.device)  # the neighbours', [N]
+
+    def begin_epoch(self, look, weights: Tensor | None = None) -> None:
+        """Before an epoch; look(function) -> function(network, x) of all plain training images x."""
+        if self.started and {"votes", "now", "back"} & set(self.parts):
+            sets = self.candidates if "now" in self.parts else self.before
+            self.winner = winners(look(models.features), sets)
+            if "back" in self.parts:
+                self.take_back(weights)
+
+    @torch.no_grad()
+    def take_back(self, weights: Tensor | None = None) -> None:
+        """Undoes the corrections whose label is not the neighbours': S as it was, its weights sum to 1 again."""
+        undone = (self.corrected_at > 0) & (self.corrected_to != self.winner)
+        gone = undone[:, None] & self.candidates & ~self.before
+        self.candidates &= ~gone
+        self.corrected_at.masked_fill_(undone, 0)
+        self.corrected_to.masked_fill_(undone, -1)
+        if weights is not None:
+            weights.masked_fill_(gone, 0.0)
+            total = (weights * self.candidates).sum(1, keepdim=True).clamp_min(1e-12)
+            weights[:] = torch.where(undone[:, None] & self.candidates, weights / total, weights)
+
+    @torch.no_grad()
+    def correct(self, index, views, weights=None):
+        """As IRNet's, and the neighbours must agree: their winner as a one-hot f passes Eq. 11 for every tau."""
+        if {"votes", "now"} & set(self.parts):
+            views = [*views, F.one_hot(self.winner[index].clamp_min(0), self.candidates.shape[1]).float()]
+        return super().correct(index, views, weights)
+
+    def mixed(self, network, x: Tensor, weights: Tensor | None, index: Tensor) -> Tensor | float:
+        """The further loss of a batch: view x of the samples index, label weights [N, C]; 0 until e0."""
+        if not self.started or "mix" not in self.parts or weights is None:
+            return 0.0
+        share = min(1.0, (len(self.epoch.curve) + 1 - self.e0) / RAMP)
+        x, target = mixup(x, weights[index] * self.candidates[index], self.generator)
+        return share * weighted_ce(network(x), target)
+
+
+def make(parts: str, base, generator: Generator, *args, **more) -> Plus:
+    """By --irnet's value."""
+    parts = PARTS if parts == "plus" else tuple(parts.split("+"))
+    base.mixes = base.mixes or "mix" in parts  # every rank needs the whole batch then
+    return Plus(*args, parts=parts, generator=generator, **more)
+
+
+def neighbours_of(samples: int, classes: int) -> int:
+    """Two thirds of a class, from 15 to 100: large sets need many, and beyond the class all are wrong."""
+    return max(1, min(samples - 1, 100, max(15, round(samples / classes / 1.5))))
+
+
+@torch.no_grad()
+def winners(features: Tensor, candidates: Tensor) -> Tensor:
+    """[N]: the label that most of a sample's nearest others by cosine have in their sets; itself has no vote."""
+    z, k = F.normalize(features.float(), dim=1), neighbours_of(*candidates.shape)
+    found = []
+    for rows in torch.arange(len(z), device=z.device).split(max(1, MOST // len(z))):
+        near = (z[rows] @ z.T).scatter_(1, rows[:, None], -2.0).topk(k, 1).indices  # [B, k]
+        found.append(candidates[near].sum(1).argmax(1))
+    return torch.cat(found)

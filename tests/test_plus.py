@@ -1,0 +1,121 @@
+"""--irnet plus: votes, taking back and mixing, each against a loop or by hand; the real command."""
+
+import pytest
+import torch
+
+import train
+from conftest import TOY, rows, same_run
+from harness import options
+from paper import plus
+
+
+def made(n=40, classes=4, seed=2):
+    g = torch.Generator().manual_seed(seed)
+    sets = torch.rand(n, classes, generator=g) < 0.4
+    sets[torch.arange(n), torch.arange(n) % classes] = True
+    return torch.randn(n, 6, generator=g), sets
+
+
+def test_the_neighbours_vote_with_their_sets_and_nobody_for_itself(monkeypatch):
+    monkeypatch.setattr(plus, "MOST", 7 * 40)  # seven at a time
+    features, sets = made()
+    unit = [row / row.norm() for row in features]
+    for i, winner in enumerate(plus.winners(features, sets).tolist()):
+        near = sorted((j for j in range(40) if j != i), key=lambda j: -float(unit[i] @ unit[j]))[:15]
+        votes = [sum(bool(sets[j, k]) for j in near) for k in range(4)]
+        assert votes[winner] == max(votes)
+
+
+@pytest.mark.parametrize(
+    ("n", "classes", "k"), [(1437, 10, 96), (8000, 10, 100), (60, 10, 15), (9, 3, 8), (900, 20, 30)]
+)
+def test_two_thirds_of_a_class_vote(n, classes, k):
+    assert plus.neighbours_of(n, classes) == k
+
+
+def refined(parts, n=3):
+    sets = torch.tensor([[True, True, False, False]] * n)
+    refine = plus.Plus(sets, 0.1, 40, parts=parts, e0=1)
+    refine.end_epoch(0.5)
+    return refine
+
+
+def test_a_label_is_moved_in_only_where_the_neighbours_agree():
+    f = torch.tensor([[0.1, 0.1, 0.7, 0.1]] * 3)
+    for parts, want in ((("votes",), [True, False, False]), (("back",), [True, True, True])):
+        refine = refined(parts)
+        refine.winner = torch.tensor([2, 3, 0])  # the same, another outside, one inside
+        flagged, label = refine.correct(torch.arange(3), [f, f])
+        assert flagged.tolist() == want and (label == 2).all()
+        assert refine.candidates[:, 2].tolist() == want
+
+
+def test_who_votes_with_which_sets(monkeypatch):
+    given = []
+    monkeypatch.setattr(plus, "winners", lambda features, sets: given.append(sets) or torch.zeros(3).long())
+    for parts in (("votes",), ("now",), ("back",), ("mix",)):
+        refine = refined(parts)
+        refine.candidates[0, 2] = True  # corrected since
+        refine.begin_epoch(lambda function: torch.zeros(3, 2))
+    assert [bool(sets[0, 2]) for sets in given] == [False, True, False]  # to mix nobody is asked
+
+
+def test_what_the_neighbours_no_longer_vote_for_is_taken_back():
+    refine, weights = refined(("back",)), torch.tensor([[0.5, 0.5, 0.0, 0.0]] * 3)
+    f = torch.tensor([[0.1, 0.1, 0.7, 0.1]] * 3)
+    refine.correct(torch.arange(2), [f[:2]], weights)
+    kept = weights[1].clone()
+    assert weights[0].tolist() == pytest.approx([0.5 / 1.7, 0.5 / 1.7, 0.7 / 1.7, 0])
+    refine.winner = torch.tensor([0, 2, 3])
+    refine.take_back(weights)
+    assert refine.candidates.int().tolist() == [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 0]]
+    assert refine.corrected_at.tolist() == [0, 2, 0] and refine.corrected_to.tolist() == [-1, 2, -1]
+    assert weights[0].tolist() == [0.5, 0.5, 0, 0] and torch.equal(weights[1], kept) and weights[2, 0] == 0.5
+
+
+def test_mixing_is_ramped_up_after_e0():
+    refine, weights = refined(("mix",)), torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0.5, 0.5, 0, 0]])
+    matrix, x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)), torch.rand(3, 5)
+    for epoch in (2, 5, 30):  # the ramp is 1/10, 4/10, 1
+        refine.epoch.curve = [0.0] * (epoch - 1)
+        refine.generator = torch.Generator().manual_seed(4)
+        got = float(refine.mixed(lambda v: v @ matrix, x, weights, torch.tensor([0, 1, 2])))
+        g = torch.Generator().manual_seed(4)
+        share = sorted(torch.rand(7, generator=g).tolist())[3]
+        share, want = max(share, 1 - share), 0.0
+        for i, j in enumerate(torch.randperm(3, generator=g).tolist()):
+            log_p = ((share * x[i] + (1 - share) * x[j]) @ matrix).log_softmax(0)
+            want -= float(((share * weights[i] + (1 - share) * weights[j]) * log_p).sum()) / 3
+        assert got == pytest.approx(min(1, (epoch - 1) / 10) * want, rel=1e-5)
+    refine.epoch.e0 = None
+    assert refine.mixed(None, x, weights, torch.arange(3)) == 0
+
+
+@pytest.mark.parametrize("base", ["proden", "pico"])
+def test_the_command_corrects_and_resumes(base, monkeypatch):
+    argv = [*TOY, "--base", base, "--epochs", "9", "--e0", "6", "--tau", "0", "--irnet", "plus"]
+    assert train.main([*argv, "--out", "whole"]) == 0
+    assert sum(row["corrections"] for row in rows("whole")) > 0
+    step = train.train_epoch
+
+    def stopped(*args):
+        if args[2] == 8:
+            raise KeyboardInterrupt
+        return step(*args)
+
+    monkeypatch.setattr(train, "train_epoch", stopped)
+    assert train.main([*argv, "--out", "halves"]) == 130
+    monkeypatch.setattr(train, "train_epoch", step)
+    assert train.main([*argv, "--out", "halves", "--resume"]) == 0
+    assert same_run("whole", "halves")
+
+
+def test_parts_have_names():
+    class Base:
+        mixes = False
+
+    for name in options.WINDS[1:]:
+        base = Base()
+        refine = plus.make(name, base, None, torch.ones(3, 2, dtype=torch.bool), 0.1)
+        assert set(refine.parts) == set(plus.PARTS if name == "plus" else name.split("+"))
+        assert base.mixes == ("mix" in refine.parts)

@@ -1,0 +1,95 @@
+"""--tau auto: the threshold against a loop, what it does within an epoch, and the real command."""
+
+import json
+import math
+
+import pytest
+import torch
+
+import irnet
+import train
+from conftest import TOY, rows, same_run, summary
+from harness import options
+
+
+def by_loop(margins: list[float], missing: float) -> float:
+    """The largest tau of all margins' that lets the wanted number pass, and no margin above 0."""
+    wanted = min(round(missing * len(margins)), len(margins))
+    if wanted < 1:
+        return math.inf
+    passing = [tau for tau in (-m for m in margins) if sum(m <= -tau for m in margins) >= wanted]
+    return min(1.0, max(0.0, max(passing)))
+
+
+@pytest.mark.parametrize("missing", [-0.1, 0.0, 0.004, 0.02, 0.3, 0.65, 1.0, 1.5])
+def test_the_smallest_margins_pass_as_many_as_are_missing(missing):
+    margins = 0.5 * torch.randn(150, generator=torch.Generator().manual_seed(1))
+    margins[3], margins[5] = -math.inf, math.inf  # an empty and a full set
+    tau = irnet.tau_left(margins, missing)
+    assert tau == pytest.approx(by_loop(margins.tolist(), missing))
+    if 0 < tau < 1:
+        assert int((margins <= -tau).sum()) == round(missing * 150)
+
+
+def test_a_worked_number():
+    margins = torch.tensor([0.5, -0.25, 0.75, -0.5, 0.25, 0.5, 0.5, -0.125, 0.5, 0.5])
+    assert [irnet.tau_left(margins, share) for share in (0.04, 0.1, 0.2, 0.3, 0.4)] == [
+        math.inf,
+        0.5,
+        0.25,
+        0.125,
+        0,
+    ]
+
+
+def test_what_was_moved_in_is_no_longer_missing():
+    refine = irnet.IRNet(torch.ones(10, 3, dtype=torch.bool), 0.0)
+    refine.corrected_at[:2] = 4
+    taus, row = torch.tensor([0.5] * 6 + [-0.5, -0.25, -0.125, -0.0625]), dict(noise_estimate=dict(high=0.5))
+    later = [row, {}]
+    train.retune(refine, later, taus)
+    assert refine.tau == later[1]["next_tau"] == 0.125  # three of ten are left
+    refine.corrected_at[:6] = 4
+    train.retune(refine, later, taus)
+    assert refine.tau == math.inf
+    refine.corrected_at[:] = 0
+    train.retune(refine, later, taus)
+    assert refine.tau == math.inf  # what was forbidden once stays so
+
+
+def test_nobody_knows_how_many_are_missing_from_full_sets():
+    refine = irnet.IRNet(torch.ones(4, 3, dtype=torch.bool), 0.0)
+    train.retune(refine, [dict(noise_estimate=dict(high=None))], torch.zeros(4))
+    assert refine.tau == 0
+
+
+def test_the_command_retunes_from_e0_on_and_resumes(monkeypatch):
+    argv = [*TOY, "--base", "proden", "--epochs", "12", "--e0", "8", "--tau", "auto"]
+    assert train.main([*argv, "--out", "whole"]) == 0
+    got, c = rows("whole"), json.loads(open("whole/config.json").read())
+    assert c["tau_auto"] and c["tau"] == 0
+    assert ["next_tau" in row for row in got] == [epoch >= 8 for epoch in range(1, 13)]
+    high, moved = got[7]["noise_estimate"]["high"], sum(row["corrections"] for row in got)
+    assert 0 < moved and summary("whole")["tau"] == got[7]["next_tau"]
+    spent = [row for row in got[7:] if row["next_tau"] is None]  # inf: nothing is missing any more
+    assert all(row["corrections"] == 0 for row in got[got.index(spent[0]) + 1 :]) if spent else moved <= high * 200
+    step = train.train_epoch
+
+    def stopped(*args):
+        if args[2] == 10:
+            raise KeyboardInterrupt
+        return step(*args)
+
+    monkeypatch.setattr(train, "train_epoch", stopped)
+    assert train.main([*argv, "--out", "halves"]) == 130
+    monkeypatch.setattr(train, "train_epoch", step)
+    assert train.main([*argv, "--out", "halves", "--resume"]) == 0
+    assert same_run("whole", "halves")
+
+
+def test_with_ones_own_data_the_guard_still_decides():
+    given = dict(dataset="mine.npz", base="proden", tau="auto")
+    c = options.fill(given)
+    assert c["careful"] and c["tau_auto"] and c["tau"] == 0
+    assert not options.fill(given | dict(no_irnet=True))["tau_auto"]
+    assert not options.fill(given | dict(tau=0.1))["careful"]
