@@ -152,3 +152,31 @@ def run(argv, **environment) -> int:
 
     os.environ.update(environment)
     return train.main(argv)
+
+
+class Started:
+    """A run in a process that need not load torch again, with the face of a subprocess."""
+
+    def __init__(self, argv):
+        self.process, self.returncode = process(run, argv), None
+
+    def poll(self):
+        self.returncode = self.process.exitcode
+        return self.returncode
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """The runs of a Grid, each in such a process -> their folders."""
+    from paper.grid import Grid
+
+    started = []
+
+    def start(grid, folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        started.append(folder)
+        more = ["--resume"] if (folder / "config.json").exists() else []
+        return Started([*grid.jobs[folder], "--out", str(folder.absolute()), *more])
+
+    monkeypatch.setattr(Grid, "_start", start)
+    return started

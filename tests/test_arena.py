@@ -72,7 +72,7 @@ def test_made_data_have_sets_by_class_or_none(tmp_path):
     assert d.votes is None and d.candidates is None
 
 
-def test_the_command_runs_what_is_missing_and_writes_its_table(monkeypatch, capsys):
+def test_the_command_runs_what_is_missing_and_writes_its_table(monkeypatch, capsys, quick):
     monkeypatch.setattr(arena, "TAUS", dict(proden=(0.0, 0.9)))
     words = "--methods;PRODEN + IRNet;PRODEN + IRNet, best tau;--cells;digits-q0.3-eta0.3;--seeds;3;--out;o"
     argv = ["arena", *words.split(";"), "--options", *TOY, "--epochs", "3", "--e0", "1"]

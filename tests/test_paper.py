@@ -15,38 +15,13 @@ import numpy as np
 import pytest
 
 import train
-from conftest import ROOT, TOY, process, run, same_run, summary
+from conftest import ROOT, TOY, process, same_run, summary
 from harness.options import configure
 from paper import __main__ as paper
 from paper import complexity, tables
 from paper.grid import Grid
 
 TINY = ["--options", *TOY, "--epochs", "3"]
-
-
-class Started:
-    """A run in a process that need not load torch again, with the face of a subprocess."""
-
-    def __init__(self, argv):
-        self.process, self.returncode = process(run, argv), None
-
-    def poll(self):
-        self.returncode = self.process.exitcode
-        return self.returncode
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    started = []
-
-    def start(grid, folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        started.append(folder)
-        more = ["--resume"] if (folder / "config.json").exists() else []
-        return Started([*grid.jobs[folder], "--out", str(folder.absolute()), *more])
-
-    monkeypatch.setattr(Grid, "_start", start)
-    return started
 
 
 def test_a_base_alone_goes_on_from_the_e0_of_its_run_with_irnet(monkeypatch):
