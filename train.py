@@ -294,7 +294,7 @@ def look_outside(c, learner: Learner, samples: data.Samples, row: dict) -> None:
     """--open-set: which samples belong to no class."""
     from crowd import outside
 
-    if outside.due(samples, row["epoch"], row["e0"], c.epochs):
+    if outside.due(samples, row["epoch"], row["e0"], c.epochs, learner.drops):
         p, look = logits_of(learner, samples.images).softmax(1), lambda x: models.features(learner.network, x)
         row["outside"] = outside.find(samples, p, evaluate(learner, look, samples.images))
 
@@ -328,11 +328,11 @@ def train(c, run: folder.Run) -> int:
         check_epoch(c, learner, samples, row)
         if epoch in (row["e0"], c.epochs):
             histograms.append(dict(epoch=epoch) | irnet.margin_histogram(taus, noisy))  # Fig. 3
-        row |= dict(seconds=time.monotonic() - began, cpu_seconds=time.process_time() - worked)
         if c.open_set != "off":
             look_outside(c, learner, samples, row)
         if c.tau_auto and learner.refine.started:
             retune(learner.refine, [*rows, row], taus)
+        row |= dict(seconds=time.monotonic() - began, cpu_seconds=time.process_time() - worked)
         row |= {} if dataset.truth_known else dict.fromkeys(NEED_TRUTH, math.nan)
         rows.append(row)
         if not ranks.same_everywhere(samples.candidates):

@@ -65,11 +65,12 @@ def outside(p: Tensor, features: Tensor, candidates: Tensor) -> tuple[Tensor, Te
 # ------------------------------------------------------------------ in a run
 
 
-def due(samples, epoch: int, e0: int | None, epochs: int) -> bool:
-    """Whether to look for them after this epoch: at e0, then about ten times in a run, and at its end."""
-    return e0 is not None and (
-        samples.p_outside is None or (epoch - e0) % max(1, epochs // 10) == 0 or epoch == epochs
-    )
+def due(samples, epoch: int, e0: int | None, epochs: int, drop: bool) -> bool:
+    """Whether to look for them after this epoch: at e0; those left out about ten times more, and at the end. Those
+    that are trained on would be fitted to their sets by then, and so belong."""
+    if samples.p_outside is None:
+        return e0 is not None
+    return drop and ((epoch - e0) % max(1, epochs // 10) == 0 or epoch == epochs)
 
 
 def find(samples, p: Tensor, features: Tensor) -> int:
@@ -79,8 +80,8 @@ def find(samples, p: Tensor, features: Tensor) -> int:
 
 
 def settle(samples, refine, pool: Tensor, drop: bool) -> Tensor:
-    """Nothing is moved into the sets of those outside, nor where a person has decided -> who is trained on. They
-    are all looked at again: what a better network knows comes back."""
+    """Nothing is moved into the sets of those outside, nor where a person has decided -> who is trained on. Those
+    left out are looked at again: what a better network knows comes back."""
     found, decided = samples.p_outside >= SURE, samples.dataset.decided
     refine.fixed = found if decided is None else found | decided.any(1).to(found.device)
     return pool[~found[pool]] if drop else pool

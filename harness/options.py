@@ -215,6 +215,8 @@ def check_given(given: dict) -> dict:
         raise InputError("--q, --eta: give both, or neither where the file has candidate sets of its own")
     if given.get("tau") == "auto" and given.get("val") == "test":
         raise InputError("--tau auto: it needs the held-out part; leave --val out, or give a number")
+    if given.get("irnet", "paper") != "paper" and given.get("no_irnet"):
+        raise InputError(f"--irnet {given['irnet']}, --no-irnet: one of them")
     if given.get("resume") and given.get("overwrite"):
         raise InputError("--resume, --overwrite: one of them; --resume goes on, --overwrite begins again")
     return given

@@ -18,29 +18,26 @@ def summarise(c, rows: list[dict], e0: int | None, tau: float, noise_before: flo
     best, last = max(row["test"] for row in looked), rows[-1]["test"]
     # until e0 the held-out part, that `val` is from, was not trained on
     unseen = [row for row in looked if row["epoch"] <= (e0 or math.inf)] or looked
-    outside = {key: rows[-1][key] for key in ("outside",) if key in rows[-1]}  # with --open-set
+    outside = [dict(outside=row["outside"]) for row in rows if "outside" in row][-1:]  # with --open-set
     same = ("dataset", "base", "q", "eta", "seed", "epochs", "arch")
-    return (
-        {name: getattr(c, name) for name in same}
-        | outside
-        | dict(
-            irnet=not c.no_irnet,
-            e0=e0,
-            tau=tau,
-            best=best,
-            last=last,
-            gap=best - last,
-            val_selected=max(unseen, key=lambda row: (row["val"], row["epoch"]))["test"],
-            transductive=rows[-1]["transductive"],
-            noise_before=noise_before,
-            noise_after=rows[-1]["noise_level"],
-            noise_estimate=next((row["noise_estimate"] for row in rows if "noise_estimate" in row), None),
-            corrections=moved,
-            correction_precision=right / moved if moved else math.nan,
-            images_per_second=statistics.median(row["images_per_second"] for row in rows),
-            seconds=sum(row["seconds"] for row in rows),
-            cpu_seconds=sum(row.get("cpu_seconds", math.nan) for row in rows),  # of this process
-        )
+    known = {name: getattr(c, name) for name in same} | (outside[0] if outside else {})
+    return known | dict(
+        irnet=not c.no_irnet,
+        e0=e0,
+        tau=tau,
+        best=best,
+        last=last,
+        gap=best - last,
+        val_selected=max(unseen, key=lambda row: (row["val"], row["epoch"]))["test"],
+        transductive=rows[-1]["transductive"],
+        noise_before=noise_before,
+        noise_after=rows[-1]["noise_level"],
+        noise_estimate=next((row["noise_estimate"] for row in rows if "noise_estimate" in row), None),
+        corrections=moved,
+        correction_precision=right / moved if moved else math.nan,
+        images_per_second=statistics.median(row["images_per_second"] for row in rows),
+        seconds=sum(row["seconds"] for row in rows),
+        cpu_seconds=sum(row.get("cpu_seconds", math.nan) for row in rows),  # of this process
     )
 
 

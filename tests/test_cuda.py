@@ -17,7 +17,7 @@ import losses
 import models
 import train
 from harness import options, ranks
-from paper import baselines
+from paper import baselines, plus
 
 SHAPES = {"resnet18": (3, 32), "narrow": (1, 28), "cnn": (1, 28)}
 CLASSES, N, BATCH = 10, 64, 16
@@ -96,6 +96,14 @@ def test_a_whole_step_stays_on_the_device(fake_cuda, base, arch, correcting, mon
     loss, tau, counts = step(learner, samples, monkeypatch, correcting)
     assert loss.shape == () and tau.shape == (BATCH,) and counts.shape == (6,)
     assert {t.device.type for t in (loss, tau, counts)} == {"cuda"}
+
+
+@pytest.mark.parametrize("base", ["proden", "pico"])
+def test_a_step_of_irnet_plus_stays_there_too(fake_cuda, base, monkeypatch):
+    learner, samples = setup(base, "cnn", "w")
+    learner.refine, learner.plus = plus.Plus(samples.candidates, 0.01, e0=1), True
+    learner.refine.end_epoch(0.5)
+    assert [t.device.type for t in step(learner, samples, monkeypatch, True)] == ["cuda"] * 3
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ BAD = [
     (["--lr", "1e999"], "--lr"),
     (["--tau", "nan"], "--tau"),
     (["--tau", "automatic"], "--tau"),
+    (["--irnet", "plus", "--no-irnet"], "--irnet plus"),
     (["--tau", "auto", "--val", "test"], "--tau auto"),
     (["--resume"], "--resume"),
     (["--nonsense"], "--nonsense"),

@@ -88,9 +88,11 @@ def test_they_keep_their_sets_and_can_be_left_out():
 
 def test_when_they_are_looked_for():
     samples = SimpleNamespace(p_outside=None)
-    assert not outside.due(samples, 3, None, 40) and outside.due(samples, 11, 11, 40)
+    assert not outside.due(samples, 3, None, 40, True) and outside.due(samples, 11, 11, 40, False)
     samples.p_outside = torch.zeros(1)
-    assert [e for e in range(11, 41) if outside.due(samples, e, 11, 40)] == [11, 15, 19, 23, 27, 31, 35, 39, 40]
+    again = [11, 15, 19, 23, 27, 31, 35, 39, 40]
+    assert [e for e in range(11, 41) if outside.due(samples, e, 11, 40, True)] == again
+    assert not any(outside.due(samples, e, 11, 40, False) for e in range(11, 41))
 
 
 def test_the_command_drops_them_writes_the_column_and_resumes(monkeypatch):
