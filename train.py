@@ -142,6 +142,11 @@ def probabilities(learner: Learner, images: Tensor, place: str | None = None) ->
     return evaluate(learner, both, images, place).unbind(1)
 
 
+def features_of(learner: Learner, images: Tensor) -> Tensor:
+    """The backbone's [N, D], on the host."""
+    return evaluate(learner, lambda x: models.features(learner.network, x), images, "cpu")
+
+
 def validation_score(logits: Tensor, candidates: Tensor) -> float:
     """How often the prediction on the held-out part is a candidate: no true label is read. It rises and falls with
     accuracy, since a wrong prediction is a candidate only with probability q."""
@@ -255,7 +260,8 @@ def check_epoch(c, learner: Learner, samples: data.Samples, row: dict) -> None:
             import crowd
 
             p, _ = probabilities(learner, samples.images, "cpu")
-            row |= crowd.look(samples, p, c.tau if found and c.careful else None)
+            features = features_of(learner, samples.images)
+            row |= crowd.look(samples, p, features, c.tau if found and c.careful else None)
             refine.tau = row.get("tau", refine.tau)
     every = c.transductive_every or (1 if small else (c.epochs + 1) // 2)  # all training samples: twice in a run
     look = (samples.images, samples.labels) if epoch % every == 0 or epoch == c.epochs else None
@@ -300,7 +306,7 @@ def train(c, run: folder.Run) -> int:
         if not ranks.same_everywhere(samples.candidates):
             raise folder.Broken(f"the candidate sets of the ranks differ after epoch {epoch}")
         if epoch in c.snapshots:
-            features = evaluate(learner, lambda x: models.features(learner.network, x), samples.test_images)
+            features = features_of(learner, samples.test_images)
             run.snapshot(epoch, labels=samples.test_labels, tau=taus, noisy=noisy, features=features)
         if ranks.first():
             run.row(row)
@@ -322,8 +328,7 @@ def finish(c, run, dataset, samples, learner: Learner, rows: list[dict], histogr
     summary = results.summarise(c, rows, refine.e0, refine.tau, noise if dataset.truth_known else math.nan)
     parts = [samples.images, samples.test_images][: 2 if dataset.scored else 1]  # those set aside are judged too
     p, f = map(torch.cat, zip(*(probabilities(learner, part, "cpu") for part in parts), strict=True))
-    look = lambda x: models.features(learner.network, x)  # noqa: E731
-    features = [evaluate(learner, look, part, "cpu") for part in parts] if dataset.votes is not None else []
+    features = [features_of(learner, part) for part in parts] if dataset.votes is not None else []
     if ranks.first():
         after = [t.cpu() for t in (samples.candidates, refine.corrected_at, refine.corrected_to)]
         kept = dict(zip(("after", "corrected_at", "label"), after, strict=True))
