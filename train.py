@@ -271,6 +271,31 @@ def check_epoch(c, learner: Learner, samples: data.Samples, row: dict) -> None:
     row["e0"] = refine.e0
 
 
+def cross_fit(c, dataset: data.Dataset, after_step: Callable[[int, int], None]) -> Tensor:
+    """--folds K: what networks trained on the other parts say of every training sample, [N, C]. Each is trained
+    until its e0, without correction; its part, held out, finds e0 and the epoch that it is asked in."""
+    n = len(dataset.images)
+    part = torch.randperm(n, generator=torch.Generator().manual_seed(ranks.stream(c.seed, 3))) % c.folds
+    found = torch.zeros(n, dataset.num_classes)
+    for k in range(c.folds):
+        learner, samples = prepare(c, dataset)
+        mine, others = ((part == k).nonzero()[:, 0], (part != k).nonzero()[:, 0])
+        samples.held_out, samples.pool = mine.to(learner.device), others.to(learner.device)
+        best = -1.0
+        for epoch in range(1, c.epochs + 1):
+            train_epoch(learner, samples, epoch, c.epochs, c.lr, False, after_step)
+            logits = logits_of(learner, samples.held_out_images())
+            score = validation_score(logits, samples.candidates[samples.held_out])
+            if score >= best:
+                best, found[mine] = score, logits.softmax(1).cpu()
+            if learner.refine.end_epoch(score):
+                break
+        say(
+            f"part {k + 1} of {c.folds}: {epoch} epochs on the others, {100 * best:.1f} % predicted inside the sets"
+        )
+    return found
+
+
 def train(c, run: folder.Run) -> int:
     """Both loops of Algorithm 1 -> the exit status."""
     config = options.recorded(c)
@@ -292,6 +317,9 @@ def train(c, run: folder.Run) -> int:
     screen = Screen(c.epochs, len(samples.pool) // c.batch_size, not c.no_irnet, dataset.truth_known, dataset.score)
     screen.opening(c, dataset, samples, learner, run.folder, len(rows))
     interrupt = run.interrupt = folder.Interrupt()
+    if c.folds:
+        with torch.random.fork_rng(devices=[]):
+            samples.out = state["out"] if state else cross_fit(c, dataset, lambda step, steps: interrupt.check())
 
     for epoch in range(len(rows) + 1, c.epochs + 1):  # Alg. 1: for e = 1..E_max
         began = time.monotonic()
@@ -311,7 +339,7 @@ def train(c, run: folder.Run) -> int:
         if ranks.first():
             run.row(row)
             written = dict(config=config, rows=json.dumps(rows), histograms=json.dumps(histograms))
-            state = checkpoint.state_of(learner, samples, fingerprint) | written
+            state = checkpoint.state_of(learner, samples, fingerprint) | written | dict(out=samples.out)
             run.save(state, epoch, now=epoch % c.save_every == 0 or epoch == c.epochs)
         screen.row(row)
 
@@ -328,12 +356,12 @@ def finish(c, run, dataset, samples, learner: Learner, rows: list[dict], histogr
     summary = results.summarise(c, rows, refine.e0, refine.tau, noise if dataset.truth_known else math.nan)
     parts = [samples.images, samples.test_images][: 2 if dataset.scored else 1]  # those set aside are judged too
     p, f = map(torch.cat, zip(*(probabilities(learner, part, "cpu") for part in parts), strict=True))
-    features = [features_of(learner, part) for part in parts] if dataset.votes is not None else []
+    features = [features_of(learner, part) for part in parts] if dataset.candidates is not None else []
     if ranks.first():
         after = [t.cpu() for t in (samples.candidates, refine.corrected_at, refine.corrected_to)]
         kept = dict(zip(("after", "corrected_at", "label"), after, strict=True))
         run.results(models.classifier_state(learner.network), before=samples.before, truth=dataset.labels, **kept)
-        tables = crowd.tables(dataset, crowd.Outcome(samples.before, *after, p, f, c.tau, features))
+        tables = crowd.tables(dataset, crowd.Outcome(samples.before, *after, p, f, c.tau, features, samples.out))
         for file, text in tables.items():
             run.text(file, text)
         summary |= (dataset.decisions or {}) | crowd.score(tables["labels.csv"])

@@ -190,8 +190,10 @@ def consensus(
     heads = Heads(features) if features is not None and n > HEADS else None
     if heads:  # from the network, and from the votes alone: the network may have lost a class
         plain = make[next((name for name in ("annotators", "shared") if name in make), next(iter(make)))]()
-        starts = [expect_maximise(plain, each, unseen) for each in ([None] if z is None else [z, None])]
-        _, z = max((settle(plain, heads, start.joint) for start in starts), key=lambda end: end[0])
+        starts = [expect_maximise(plain, each, unseen).joint for each in ([None] if z is None else [z, None])]
+        if not votes and z is not None:
+            starts[1] = named(starts[1][:, 0], p.double())[:, None]
+        _, z = max((settle(plain, heads, start) for start in starts), key=lambda end: end[0])
         unseen = torch.zeros_like(unseen)
     found = {}
     if len(make) > 1:
@@ -206,6 +208,18 @@ def consensus(
     matrices = fit.parameters.exp() if votes else fit.parameters
     likelihood = {name: float(each.mean()) for name, each in found.items()}
     return Consensus(fit.joint.sum(1), name, fit.temperature, fresh, likelihood, matrices, fit.weights)
+
+
+def named(q: Tensor, p: Tensor) -> Tensor:
+    """q [N, C] with its columns in another order: sets alone find the classes, which is which the network says. The
+    pair that goes together best comes first, and each column once."""
+    match = (q.T @ p) / (q.sum(0)[:, None] * p.sum(0)).sqrt().clamp_min(1e-9)
+    order = torch.empty(len(match), dtype=torch.long)
+    for _ in range(len(match)):
+        column, label = divmod(int(match.argmax()), len(match))
+        order[label] = column
+        match[column], match[:, label] = -1, -1
+    return q[:, order]
 
 
 def settle(model, heads: Heads, joint: Tensor) -> tuple[float, Tensor]:

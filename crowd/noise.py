@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from crowd.annotators import Votes, wilson
-from crowd.consensus import SETTLED, SLOPE, TURNS, SetModel, VoteModel, consensus, expect_maximise
+from crowd.consensus import SETTLED, SLOPE, TURNS, SetModel, VoteModel, consensus, expect_maximise, named
 from crowd.heads import HEADS, Heads
 
 ETAS = torch.linspace(0, 0.99, 199, dtype=torch.double)
@@ -171,18 +171,6 @@ def settle(heads: Heads, q: Tensor, sets: Tensor) -> Settled:
     return Settled(q, rates, eta, low, high, gain, float(likelihood))
 
 
-def named(q: Tensor, p: Tensor) -> Tensor:
-    """q [N, C] with its columns in another order: sets alone find the classes, which is which the network says. The
-    pair that goes together best comes first, and each column once."""
-    match = (q.T @ p) / (q.sum(0)[:, None] * p.sum(0)).sqrt().clamp_min(1e-9)
-    order = torch.empty(len(match), dtype=torch.long)
-    for _ in range(len(match)):
-        column, label = divmod(int(match.argmax()), len(match))
-        order[label] = column
-        match[column], match[:, label] = -1, -1
-    return q[:, order]
-
-
 # ------------------------------------------------------------------ which labels come together
 
 
@@ -208,6 +196,11 @@ def by_chance(sets: Tensor) -> Tensor:
 def by_model(p: Tensor, rates: Tensor) -> Tensor:
     """The same where a label joins by the class alone."""
     return (rates.T @ (p.sum(0)[:, None] * rates)).fill_diagonal_(0)
+
+
+def come_together(sets: Tensor) -> bool:
+    """Whether some labels are in one set more often than by chance."""
+    return surprise(pairs(sets), by_chance(sets)) > RANDOM
 
 
 def surprise(seen: Tensor, expected: Tensor) -> float:

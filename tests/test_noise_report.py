@@ -11,7 +11,7 @@ import data
 import irnet
 from crowd import noise
 from crowd.annotators import Votes
-from crowd.consensus import VoteModel
+from crowd.consensus import VoteModel, named
 
 
 def network(y: torch.Tensor, classes: int, strength: float = 4.0, seed: int = 0) -> torch.Tensor:
@@ -158,7 +158,7 @@ def test_columns_get_their_names_back():
     g = torch.Generator().manual_seed(14)
     p = (3 * torch.randn(200, 5, generator=g).double()).softmax(1)
     for order in ([0, 1, 2, 3, 4], [3, 0, 4, 2, 1]):
-        assert torch.equal(noise.named(p[:, order], p), p)
+        assert torch.equal(named(p[:, order], p), p)
 
 
 def test_heads_find_the_classes_where_the_network_has_lost_one():
