@@ -62,6 +62,14 @@ def at_random(sets: Tensor) -> tuple[Tensor, Tensor]:
     return _parts(torch.zeros_like(outside), outside, sets)
 
 
+def deleted(sets: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+    """Any label joins with this chance, and the truth is deleted instead of swapped: such sets are smaller. Outside
+    r/(1-r), of the sets that are not empty."""
+    r, others = min(max(rate, 1e-3), 1 - 1e-3), sets.shape[1] - 1
+    outside = torch.full(sets.shape, math.log(r / (1 - r)) - math.log1p(-((1 - r) ** others)), dtype=torch.double)
+    return _parts(torch.zeros_like(outside), outside, sets)
+
+
 def by_class(rates: Tensor, sets: Tensor) -> tuple[Tensor, Tensor]:
     """prod_{j != k} R[k, j]^S_j (1 - R[k, j])^(1 - S_j); without the truth at least one other label is there."""
     r, own = rates.clamp(1e-3, 1 - 1e-3), torch.eye(len(rates), dtype=torch.bool)
@@ -228,6 +236,16 @@ def report(
     by = explain(p, sets, held, votes, features)
     inside, outside = by.inside, by.outside
     eta, temperature, low, high, gain = profile(z[tells], inside[tells], outside[tells], by.count)
+    if (
+        by.model == "random"
+    ):  # was the truth swapped, or deleted? the likelier says how often, the interval is of both
+        size = float(sets.sum(1).double().mean())
+        other = deleted(out, (size - 1 + eta) / (sets.shape[1] - 1))
+        found = profile(z[tells], *(part[tells] for part in other), by.count)
+        ends = min(low, found[2]), max(high, found[3])
+        if found[-1] > gain:
+            (eta, temperature, *_, gain), (inside, outside) = found, other
+        low, high = ends
 
     q = posterior(z / temperature, inside, outside, eta)  # [M, in or out, C]
     seen, missing = q[tells].sum((0, 1)), q[tells, 1].sum(0)

@@ -63,6 +63,28 @@ def test_votes_add_up_with_the_truth_and_without(groups):
         assert float(outside[:, k].exp().sum()) == pytest.approx(1)
 
 
+def test_deleted_sets_add_up():
+    """All sets of four labels in which any joins with 0.3: with the truth, and without it but not empty."""
+    every = torch.tensor(list(itertools.product((False, True), repeat=4)))[1:]
+    inside, outside = noise.deleted(every, 0.3)
+    with_k = 0.3 ** (every.sum(1) - 1).double() * 0.7 ** (4 - every.sum(1)).double()
+    for k in range(4):
+        assert float((inside[:, k].exp() * with_k).sum()) == pytest.approx(1)
+        assert float((outside[:, k].exp() * with_k).sum()) == pytest.approx(1)
+
+
+def test_a_deleted_truth_is_told_from_a_swapped_one():
+    g = torch.Generator().manual_seed(17)
+    y = torch.randint(8, (4000,), generator=g)
+    sets = data.corrupt(y, 8, 0.3, 0.0, g)
+    gone = (torch.rand(4000, generator=g) < 0.3) & (sets.sum(1) > 1)
+    sets[gone, y[gone]] = False
+    p, truth = network(y, 8, 1.8), irnet.noise_level(sets, y)
+    found = noise.report(p, sets, torch.arange(4000))
+    alone = noise.profile(p.double().log(), *noise.at_random(sets))
+    assert abs(found.eta - truth) < 0.015 < abs(alone[0] - truth) and found.gain > alone[-1]
+
+
 def test_at_random_it_is_the_papers_estimate():
     g = torch.Generator().manual_seed(3)
     y = torch.randint(6, (300,), generator=g)
