@@ -294,6 +294,7 @@ class Samples:
     def __init__(self, d: Dataset, candidates: Tensor, held: int, generator: Generator, device, on_host=False):
         """Images too many for the device stay on the host, perhaps on its disk."""
         self.dataset, self.before = d, candidates  # bool [N, C], as they were
+        self.out: Tensor | None = None  # [N, C], what networks say that were not trained on a sample: --folds
         self.candidates = candidates.to(device, copy=True)  # edited in place by IRNet
         self.labels = d.labels.clamp_min(0).to(device)  # for reporting only
         place = (lambda images: images) if on_host else (lambda images: images.to(device).contiguous())

@@ -227,6 +227,13 @@ class IRNet:
             weights[index] = reweight(weights[index], new, flagged, label, value, drop)
         return flagged, label
 
+    def retune(self, margins: Tensor, missing: float | None) -> float:
+        """tau without a knob, after an epoch with these margins [B]: labels are moved in until as many samples are
+        corrected as lack their truth (`missing` of 1, the upper end of estimate_noise's interval at e0)."""
+        if missing is not None and self.tau < INF:
+            self.tau = tau_left(margins, missing - float((self.corrected_at > 0).float().mean()))
+        return self.tau
+
     def end_epoch(self, validation_score: float) -> bool:
         """Feeds the validation curve; True once, at e0. Correction starts with the next epoch."""
         return self.epoch.update(validation_score)

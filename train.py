@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -149,6 +150,11 @@ def probabilities(learner: Learner, images: Tensor, place: str | None = None) ->
     return evaluate(learner, both, images, place).unbind(1)
 
 
+def features_of(learner: Learner, images: Tensor) -> Tensor:
+    """The backbone's [N, D], on the host."""
+    return evaluate(learner, lambda x: models.features(learner.network, x), images, "cpu")
+
+
 def validation_score(logits: Tensor, candidates: Tensor) -> float:
     """How often the prediction on the held-out part is a candidate: no true label is read. It rises and falls with
     accuracy, since a wrong prediction is a candidate only with probability q."""
@@ -271,7 +277,8 @@ def check_epoch(c, learner: Learner, samples: data.Samples, row: dict) -> None:
             import crowd
 
             p, _ = probabilities(learner, samples.images, "cpu")
-            row |= crowd.look(samples, p, c.tau if found and c.careful else None)
+            features = features_of(learner, samples.images)
+            row |= crowd.look(samples, p, features, c.tau if found and c.careful else None)
             refine.tau = row.get("tau", refine.tau)
     every = c.transductive_every or (c.epochs if samples.large else 1)
     look = epoch % every == 0 or epoch == c.epochs
@@ -279,24 +286,6 @@ def check_epoch(c, learner: Learner, samples: data.Samples, row: dict) -> None:
     row["noise_level"] = irnet.noise_level(samples.candidates, samples.labels)
     row["set_size"] = float(samples.candidates.sum(1).float().mean())
     row["e0"] = refine.e0
-
-
-def retune(refine: irnet.IRNet, rows: list[dict], taus: Tensor) -> None:
-    """--tau auto: the next epoch's, from this one's margins. Labels are moved in until as many are as may be
-    missing by the upper end of the estimate at e0; none where the caution about one's own data forbids it."""
-    high = next(row["noise_estimate"]["high"] for row in rows if "noise_estimate" in row)
-    if high is not None and refine.tau < math.inf:
-        refine.tau = irnet.tau_left(taus, high - float((refine.corrected_at > 0).float().mean()))
-    rows[-1]["next_tau"] = refine.tau
-
-
-def look_outside(c, learner: Learner, samples: data.Samples, row: dict) -> None:
-    """--open-set: which samples belong to no class."""
-    from crowd import outside
-
-    if outside.due(samples, row["epoch"], row["e0"], c.epochs, learner.drops):
-        p, look = logits_of(learner, samples.images).softmax(1), lambda x: models.features(learner.network, x)
-        row["outside"] = outside.find(samples, p, evaluate(learner, look, samples.images))
 
 
 def train(c, run: folder.Run) -> int:
@@ -320,6 +309,11 @@ def train(c, run: folder.Run) -> int:
     screen = Screen(c.epochs, len(samples.pool) // c.batch_size, not c.no_irnet, dataset.truth_known, dataset.score)
     screen.opening(c, dataset, samples, learner, run.folder, len(rows))
     interrupt = run.interrupt = folder.Interrupt()
+    if c.folds:
+        from crowd import folds
+
+        stop = lambda step, steps: interrupt.check()  # noqa: E731
+        samples.out = state["out"] if state else folds.cross_fit(sys.modules[__name__], c, dataset, stop)
 
     for epoch in range(len(rows) + 1, c.epochs + 1):  # Alg. 1: for e = 1..E_max
         began, worked = time.monotonic(), time.process_time()
@@ -329,21 +323,24 @@ def train(c, run: folder.Run) -> int:
         if epoch in (row["e0"], c.epochs):
             histograms.append(dict(epoch=epoch) | irnet.margin_histogram(taus, noisy))  # Fig. 3
         if c.open_set != "off":
-            look_outside(c, learner, samples, row)
+            from crowd import outside
+
+            outside.look(sys.modules[__name__], learner, samples, row, c.epochs)
         if c.tau_auto and learner.refine.started:
-            retune(learner.refine, [*rows, row], taus)
+            missing = next(each["noise_estimate"]["high"] for each in (*rows, row) if "noise_estimate" in each)
+            row["next_tau"] = learner.refine.retune(taus, missing)
         row |= dict(seconds=time.monotonic() - began, cpu_seconds=time.process_time() - worked)
         row |= {} if dataset.truth_known else dict.fromkeys(NEED_TRUTH, math.nan)
         rows.append(row)
         if not ranks.same_everywhere(samples.candidates):
             raise folder.Broken(f"the candidate sets of the ranks differ after epoch {epoch}")
         if epoch in c.snapshots:
-            features = evaluate(learner, lambda x: models.features(learner.network, x), samples.test_images)
+            features = features_of(learner, samples.test_images)
             run.snapshot(epoch, labels=samples.test_labels, tau=taus, noisy=noisy, features=features)
         if ranks.first():
             run.row(row)
             written = dict(config=config, rows=json.dumps(rows), histograms=json.dumps(histograms))
-            state = checkpoint.state_of(learner, samples, fingerprint) | written
+            state = checkpoint.state_of(learner, samples, fingerprint) | written | dict(out=samples.out)
             run.save(state, epoch, now=epoch % c.save_every == 0 or epoch == c.epochs)
             if c.keep_e0 and epoch == row["e0"]:
                 run.keep("e0.pt")
@@ -362,14 +359,14 @@ def finish(c, run, dataset, samples, learner: Learner, rows: list[dict], histogr
     summary = results.summarise(c, rows, refine.e0, refine.tau, noise if dataset.truth_known else math.nan)
     parts = [samples.images, samples.test_images][: 2 if dataset.scored else 1]  # those set aside are judged too
     p, f = map(torch.cat, zip(*(probabilities(learner, part, "cpu") for part in parts), strict=True))
-    look = lambda x: models.features(learner.network, x)  # noqa: E731
-    features = [evaluate(learner, look, part, "cpu") for part in parts] if dataset.votes is not None else []
+    features = [features_of(learner, part) for part in parts] if dataset.candidates is not None else []
     p_outside = None if samples.p_outside is None else samples.p_outside.cpu()
     if ranks.first():
         after = [t.cpu() for t in (samples.candidates, refine.corrected_at, refine.corrected_to)]
         kept = dict(zip(("after", "corrected_at", "label"), after, strict=True))
         run.results(models.classifier_state(learner.network), before=samples.before, truth=dataset.labels, **kept)
-        tables = crowd.tables(dataset, crowd.Outcome(samples.before, *after, p, f, c.tau, features, p_outside))
+        end = crowd.Outcome(samples.before, *after, p, f, c.tau, features, samples.out, p_outside)
+        tables = crowd.tables(dataset, end)
         for file, text in tables.items():
             run.text(file, text)
         summary |= (dataset.decisions or {}) | crowd.score(tables["labels.csv"])

@@ -29,10 +29,12 @@ def guard(found: noise.Report, tau: float) -> float:
 
 
 @torch.no_grad()
-def look(samples: Samples, p: Tensor, tau: float | None) -> dict:
+def look(samples: Samples, p: Tensor, features: Tensor, tau: float | None) -> dict:
     """What a run on one's own data writes at e0: its noise_estimate and, with tau, the tau that the guard permits.
-    p [N, C]: the classifier's probabilities of all training samples."""
+    p [N, C], features [N, D]: the classifier's probabilities of all training samples, and its features."""
     held, sets = samples.held_out.cpu(), samples.before
-    found = noise.report(p, sets, held, votes_of(samples.dataset))
+    if samples.out is not None:  # of every sample a network says something that has not seen it
+        p, held, features = samples.out, torch.arange(len(sets)), None
+    found = noise.report(p, sets, held, votes_of(samples.dataset), features)
     estimate = plain({name: getattr(found, name) for name in WRITTEN})
     return dict(noise_estimate=estimate) | ({} if tau is None else dict(tau=guard(found, tau)))

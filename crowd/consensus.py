@@ -187,6 +187,14 @@ def consensus(
     unseen = torch.zeros(n, dtype=torch.bool) if unseen is None else unseen
     make = _models(votes) if votes else {"sets": lambda: SetModel(candidates)}
     make = {name: make[name] for name in models or make if name in make}
+    heads = Heads(features) if features is not None and n > HEADS else None
+    if heads:  # from the network, and from the votes alone: the network may have lost a class
+        plain = make[next((name for name in ("annotators", "shared") if name in make), next(iter(make)))]()
+        starts = [expect_maximise(plain, each, unseen).joint for each in ([None] if z is None else [z, None])]
+        if not votes and z is not None:
+            starts[1] = named(starts[1][:, 0], p.double())[:, None]
+        _, z = max((settle(plain, heads, start) for start in starts), key=lambda end: end[0])
+        unseen = torch.zeros_like(unseen)
     found = {}
     if len(make) > 1:
         some = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:ENOUGH]
@@ -195,17 +203,37 @@ def consensus(
     name = simplest(found) if found else next(iter(make))
     model, fresh = make[name](), bool(unseen.any())
     fit = expect_maximise(model, z, unseen)
-    if features is not None and n > HEADS:
-        heads, fresh, nobody = Heads(features), False, torch.zeros_like(unseen)
-        for _ in range(TURNS):
-            z, before = SLOPE * heads(fit.joint.sum(1)), fit.joint.sum(1).argmax(1)
-            fit = expect_maximise(model, z, nobody, rounds=8)
-            if (fit.joint.sum(1).argmax(1) != before).double().mean() < SETTLED:
-                break
-        fit = expect_maximise(model, z, nobody)
+    if heads:
+        fit = expect_maximise(model, settle(model, heads, fit.joint)[1], unseen)
     matrices = fit.parameters.exp() if votes else fit.parameters
     likelihood = {name: float(each.mean()) for name, each in found.items()}
     return Consensus(fit.joint.sum(1), name, fit.temperature, fresh, likelihood, matrices, fit.weights)
+
+
+def named(q: Tensor, p: Tensor) -> Tensor:
+    """q [N, C] with its columns in another order: sets alone find the classes, which is which the network says. The
+    pair that goes together best comes first, and each column once."""
+    match = (q.T @ p) / (q.sum(0)[:, None] * p.sum(0)).sqrt().clamp_min(1e-9)
+    order = torch.empty(len(match), dtype=torch.long)
+    for _ in range(len(match)):
+        column, label = divmod(int(match.argmax()), len(match))
+        order[label] = column
+        match[column], match[:, label] = -1, -1
+    return q[:, order]
+
+
+def settle(model, heads: Heads, joint: Tensor) -> tuple[float, Tensor]:
+    """By turns: heads fitted to q, then q by what they say -> how probable the votes are then (log, a sample), and
+    the heads' logits."""
+    nobody = torch.zeros(len(joint), dtype=torch.bool)
+    for _ in range(TURNS):
+        before = joint.sum(1)
+        z = SLOPE * heads(before)
+        fit = expect_maximise(model, z, nobody, rounds=8)
+        joint = fit.joint
+        if (joint.sum(1).argmax(1) != before.argmax(1)).double().mean() < SETTLED:
+            break
+    return float(fit.terms(model, z).flatten(1).logsumexp(1).mean()), z
 
 
 def _models(votes: Votes) -> dict:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import irnet
+from crowd import noise
 from crowd.annotators import Votes, annotators_csv, heard, people
 from crowd.consensus import Consensus, consensus
 from crowd.dataset import agreement
@@ -23,7 +24,10 @@ from harness.ranks import say
 COLUMNS = "given after predicted probability margin flagged corrected_at added agreement truth split".split()
 OWN = "majority consensus confidence p_majority_wrong p_missing votes".split()  # of one's own sets
 DECIDED = ["decided", "proposed"]  # with decisions; proposed: what votes and network say without them
-MOST_CLASSES = 2000  # with a matrix of how they are taken for one another
+MOST_CLASSES, FEW_CLASSES = (
+    2000,
+    200,
+)  # with a matrix of how they are taken for one another; with heads, without votes
 
 
 @dataclass
@@ -37,7 +41,8 @@ class Outcome:
     p: Tensor  # [N + M, C], the classifier's probabilities; the M samples set aside for scoring come last
     f: Tensor  # [N + M, C], the f of Eq. 4
     tau: float  # tau_epsilon of Eq. 10
-    features: Sequence[Tensor] = ()  # the backbone's: [N, D], then [M, D]; only where there are votes
+    features: Sequence[Tensor] = ()  # the backbone's: [N, D], then [M, D]; only of one's own data
+    out: Tensor | None = None  # [N, C], what networks say that were not trained on a sample; with --folds
     outside: Tensor | None = None  # [N], the chance to be of no class; with --open-set
 
 
@@ -47,16 +52,20 @@ def tables(d: Dataset, end: Outcome) -> dict[str, str]:
         return {"labels.csv": labels_csv(d, end)}
     sets, votes = everybody(d, end)
     unseen = torch.arange(len(end.p)) >= len(end.before)
-    found = consensus(votes, end.p, unseen, sets, features=torch.cat(end.features) if end.features else None)
+    asked, p = end.features and (votes or d.num_classes <= FEW_CLASSES), end.p
+    if end.out is not None:  # nothing is asked of a network that has seen it
+        asked, p, unseen = (), torch.cat([end.out, end.p[len(end.out) :]]), torch.ones_like(unseen)
+    found = consensus(votes, p, unseen, sets, features=torch.cat(end.features) if asked else None)
     if votes:
         tell(found)
+    by_class = not votes and d.num_classes <= FEW_CLASSES and noise.come_together(sets)
     decided = both(d, end, "decided", d.decided) if d.decided is not None else None
-    proposed, q = (found.q if votes else end.p).argmax(1), found.q
+    proposed, q = (found.q if votes or by_class else end.p).argmax(1), found.q
     if decided is not None:  # a decision is what the label is, whatever the rest says
         known = decided.any(1)
         q = torch.where(known[:, None], decided * q.clamp_min(1e-12), q)
         found.q = q / q.sum(1, keepdim=True)
-    written = {"labels.csv": labels_csv(d, end, found, votes, decided, proposed)}
+    written = {"labels.csv": labels_csv(d, end, found, votes, decided, proposed, by_class)}
     if votes:
         names = d.sample_names + (d.scored.files if len(end.p) > len(end.before) else [])
         written["next.csv"] = next_csv(votes, found.q, names, d.class_names, decided)
@@ -69,7 +78,7 @@ def tables(d: Dataset, end: Outcome) -> dict[str, str]:
 def tell(found: Consensus) -> None:
     kinds = {"shared": "one matrix for all annotators", "annotators": "a matrix for each annotator"}
     kind, *more = found.model.split(", ")
-    source = "samples set aside" if found.unseen else "samples that the network has seen"
+    source = "samples not trained on" if found.unseen else "samples that the network has seen"
     how = ", ".join([kinds[kind], *more])
     say(f"consensus of network and votes: {how}; temperature {found.temperature:.2f}, from {source}")
 
@@ -97,6 +106,7 @@ def labels_csv(
     votes: Votes | None = None,
     decided: Tensor | None = None,
     proposed: Tensor | None = None,
+    by_class: bool = False,
 ) -> str:
     """By the margin tau (Eq. 4) under the set that was given; with a consensus, by how probably the majority is
     wrong or the truth missing; what a person has decided comes last. flagged: tau <= -tau_epsilon (Eq. 10)."""
@@ -115,7 +125,7 @@ def labels_csv(
     tau = irnet.margin(end.f, given)
     columns = (given, after, *end.p.max(1), tau, tau <= -end.tau, at, to, share, truth)
     names = d.class_names
-    own, suspicion = agreed(found, votes, given, names) if found else (None, -tau)
+    own, suspicion = agreed(found, votes, given, names, by_class) if found else (None, -tau)
 
     def joined(row: list[bool]) -> str:
         return "|".join(name for name, inside in zip(names, row, strict=True) if inside)
@@ -167,12 +177,17 @@ def votes_text(counts: list[int], names: list[str]) -> str:
     return "|".join(f"{names[k]}:{-n}" for n, k in sorted((-n, k) for k, n in enumerate(counts) if n))
 
 
-def agreed(found: Consensus, votes: Votes | None, sets: Tensor, names: list[str]) -> tuple[list[list[str]], Tensor]:
-    """The columns OWN of every sample, and what the table is sorted by."""
+def agreed(
+    found: Consensus, votes: Votes | None, sets: Tensor, names: list[str], by_class: bool
+) -> tuple[list[list[str]], Tensor]:
+    """The columns OWN of every sample, and what the table is sorted by. by_class: the labels in a set go by the
+    class; where they are random, as labels q is no better than the network, only as an order."""
     q = found.q
     missing = (q * ~sets).sum(1).clamp(0, 1)
-    if votes is None:  # as labels q is no better than the network then; as an order it is
-        return [["", "", "", "", f"{m:.6f}", ""] for m in missing.tolist()], missing
+    if votes is None:
+        each = zip(*(x.tolist() for x in (*reversed(q.max(1)), missing)), strict=True)
+        label = lambda k, sure: [names[k], f"{sure:.4f}"] if by_class else ["", ""]  # noqa: E731
+        return [["", *label(k, sure), "", f"{m:.6f}", ""] for k, sure, m in each], missing
     counts, rows = votes.counts(), []
     majority = majority_of(counts)
     wrong = (1 - q.gather(1, majority[:, None])[:, 0]).clamp(0, 1)

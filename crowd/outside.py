@@ -73,10 +73,13 @@ def due(samples, epoch: int, e0: int | None, epochs: int, drop: bool) -> bool:
     return drop and ((epoch - e0) % max(1, epochs // 10) == 0 or epoch == epochs)
 
 
-def find(samples, p: Tensor, features: Tensor) -> int:
-    """Notes p_outside of all training samples -> how many count as outside."""
-    samples.p_outside, _ = outside(p, features, samples.before.to(p.device))
-    return int((samples.p_outside >= SURE).sum())
+def look(loop, learner, samples, row: dict, epochs: int) -> None:
+    """Notes p_outside of all training samples where it is due, and in the row how many count as outside. loop:
+    train.py, whose functions these are."""
+    if due(samples, row["epoch"], row["e0"], epochs, learner.drops):
+        p, features = (function(learner, samples.images) for function in (loop.logits_of, loop.features_of))
+        samples.p_outside, _ = outside(p.softmax(1), features.to(p.device), samples.before.to(p.device))
+        row["outside"] = int((samples.p_outside >= SURE).sum())
 
 
 def settle(samples, refine, pool: Tensor, drop: bool) -> Tensor:

@@ -71,6 +71,7 @@ GROUPS = {
         Option("unsure", "labels that mean nothing: such votes are left out", (), type=str, count="+"),
         Option("decisions", "decisions.csv of a review: labels that a person decided on", (), type=str, count="+"),
         Option("follow_votes", "pico, proden: label weights by how probable the votes are, not by the sets", False),
+        Option("folds", "networks, each without one part of the samples, by which labels.csv judges it", 0),
         Option("feature_noise", "noise that augments features, in deviations; strong: twice", 0.1, "[0, 10]"),
     ),
     "method": (
@@ -290,6 +291,7 @@ def check(c: dict) -> dict:
             c["base"] not in PICO_FAMILY or c["batch_size"] <= c["queue"] <= 10**7,
             "from --batch-size to ten million",
         ),
+        "folds": (c["folds"] == 0 or 2 <= c["folds"] <= 100, "0 (none) or from 2 to 100"),
         "snapshots": (all(1 <= e <= epochs for e in c["snapshots"]), f"epochs from 1 to {epochs}"),
         "f": (c["f"] == "classifier" or c["base"] in PICO_FAMILY, "classifier: only pico has prototypes"),
         "e0": (e0, f"auto or an epoch from 1 to {epochs}"),

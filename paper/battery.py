@@ -1,9 +1,9 @@
 """Where does the noise report hold? Seven ways in which true labels go missing, each with known truth.
 
 A cell is a way, a rate and a seed. It is trained without correction until e0, where a run on one's own data makes
-its noise report and decides whether to correct; what the report is made from is kept. Then it goes on twice to the
-end, without and with correction, so that whatever the guard decides has its accuracy here. Cells that the folder
-has already are left out: `python -m paper noise-battery` may be stopped and started again.
+its noise report and decides whether to correct; what the report is made from is kept. Cells of the rates ENDS then
+go on twice to the end, without and with correction, so that whatever the guard decides has its accuracy here. What
+the folder has already is left out: `python -m paper noise-battery` may be stopped and started again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import torch
 
 import data
 import irnet
-import models
 import train
 from crowd import caution, noise
 from crowd.annotators import Votes
@@ -26,6 +25,7 @@ from harness import checkpoint
 from harness.options import configure
 
 ETAS = (0.0, 0.05, 0.1, 0.2, 0.3)
+ENDS = (0.2,)
 MORE: list[str] = []  # further options of every run
 
 
@@ -143,12 +143,17 @@ def made(way: str, rate: float, seed: int, folder: Path, words: str) -> list[str
     return ["--dataset", str(folder / "made.npz"), "--threads", "1", "--seed", str(seed), *MORE]
 
 
-def cell(argv: list[str], ends: bool = True) -> dict:
-    """What a run knows at e0, and what becomes of it without and with correction."""
+def begun(argv: list[str]):
+    """The options of a run, its learner and its samples, before the first step."""
     c = configure(argv, data.has_features)
     torch.set_num_threads(1)
     dataset = data.load(c.dataset, c.data, c.image_size or None)
-    learner, samples = train.prepare(c, dataset)
+    return c, *train.prepare(c, dataset)
+
+
+def to_e0(argv: list[str]) -> tuple[dict, dict]:
+    """What a run knows at e0, and its state, to go on from."""
+    c, learner, samples = begun(argv)
     row = dict(epoch=0, e0=None)
     while row["epoch"] < c.epochs and not row["e0"]:
         row, *_ = train.train_epoch(learner, samples, row["epoch"] + 1, c.epochs, c.lr, False)
@@ -156,29 +161,35 @@ def cell(argv: list[str], ends: bool = True) -> dict:
             train.logits_of(learner, samples.held_out_images()), samples.candidates[samples.held_out]
         )
         row["e0"] = row["epoch"] if learner.refine.end_epoch(score) else None
-    found = known(learner, samples) | dict(e0=row["e0"] or 0, tau=c.tau)
-    state = copy.deepcopy(checkpoint.state_of(learner, samples, "") | dict(rows="[]"))
-    for name, corrects in (("base", False), ("moved", True)) if ends else ():
+    found = known(learner, samples) | dict(epoch=row["epoch"], e0=row["e0"] or 0, tau=c.tau)
+    found |= dict(candidates=samples.before.numpy(), truth=samples.dataset.labels.numpy())
+    if samples.dataset.annotators is not None:
+        found["annotators"] = samples.dataset.annotators.numpy()
+    return found, checkpoint.state_of(learner, samples, "") | dict(rows="[]")
+
+
+def to_the_end(argv: list[str], state: dict, epoch: int) -> dict:
+    """Accuracy in the end, from this state after this epoch: base, without correction, and moved, with it."""
+    c, learner, samples = begun(argv)
+    found = {}
+    for name, corrects in (("base", False), ("moved", True)):
         checkpoint.restore(copy.deepcopy(state), learner, samples, "")
         counts = np.zeros(2)
-        for epoch in range(row["epoch"] + 1, c.epochs + 1):
-            after, *_ = train.train_epoch(learner, samples, epoch, c.epochs, c.lr, corrects)
+        for e in range(epoch + 1, c.epochs + 1):
+            after, *_ = train.train_epoch(learner, samples, e, c.epochs, c.lr, corrects)
             if after["corrections"]:
                 counts += after["corrections"] * np.array([1, after["correction_precision"]])
         found[name] = train.accuracy(learner, samples.test_images, samples.test_labels)
-        found |= dict(corrections=counts[0], right=counts[1]) if corrects else {}
-    sets = dict(candidates=samples.before.numpy(), truth=dataset.labels.numpy())
-    return found | sets | (dict(annotators=dataset.annotators.numpy()) if dataset.annotators is not None else {})
+    return found | dict(corrections=counts[0], right=counts[1])
 
 
 def known(learner, samples) -> dict:
     """Of every training sample: logits, f of Eq. 4, features; whether it is held out."""
-    look = lambda x: models.features(learner.network, x)  # noqa: E731
     out = torch.zeros(len(samples.labels), dtype=torch.bool).index_fill_(0, samples.held_out.cpu(), True)
     return dict(
         logits=train.logits_of(learner, samples.images).numpy(),
         f=train.probabilities(learner, samples.images)[1].numpy(),
-        features=train.evaluate(learner, look, samples.images).numpy(),
+        features=train.features_of(learner, samples.images).numpy(),
         held_out=out.numpy(),
     )
 
@@ -190,19 +201,35 @@ def cells(seeds: list[int]):
 
 
 def run(seeds: list[int], folder: Path, words: str = "--dataset digits") -> list[Path]:
-    """Trains what the folder has not yet; gives all cells."""
+    """Trains what the folder has not yet, all to e0 first; gives all cells."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for way, rate, seed in cells(seeds):
-        path = folder / f"{way}-{rate:g}-seed{seed}.npz"
-        paths.append(path)
+    every = {folder / f"{way}-{rate:g}-seed{seed}.npz": (way, rate, seed) for way, rate, seed in cells(seeds)}
+    for path, (way, rate, seed) in every.items():
         if not path.exists():
             began = time.monotonic()
-            part = folder / "part.npz"
-            np.savez(part, **cell(made(way, rate, seed, folder, words)))
-            part.rename(path)
-            print(f"{path.stem}: {time.monotonic() - began:.0f} s", flush=True)
-    return paths
+            found, state = to_e0(made(way, rate, seed, folder, words))
+            torch.save(state, path.with_suffix(".pt"))
+            keep(path, found, began)
+    for path, (way, rate, seed) in every.items():
+        if rate in ENDS and way != "clean" and "base" not in (found := arrays(path)):
+            began = time.monotonic()
+            state = torch.load(path.with_suffix(".pt"), weights_only=True)
+            ends = to_the_end(made(way, rate, seed, folder, words), state, int(found["epoch"]))
+            keep(path, found | ends, began)
+            path.with_suffix(".pt").unlink()
+    return list(every)
+
+
+def arrays(path: Path) -> dict:
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file}
+
+
+def keep(path: Path, found: dict, began: float) -> None:
+    part = path.with_name("part.npz")
+    np.savez(part, **found)
+    part.rename(path)
+    print(f"{path.stem}: {time.monotonic() - began:.0f} s", flush=True)
 
 
 # ------------------------------------------------------------------ the table
@@ -210,12 +237,11 @@ def run(seeds: list[int], folder: Path, words: str = "--dataset digits") -> list
 
 def judged(path: Path) -> dict:
     """The report and the guard's decision on one cell, beside the truth."""
-    with np.load(path, allow_pickle=False) as file:
-        d = {name: torch.from_numpy(file[name]) for name in file}
+    d = {name: torch.from_numpy(array) for name, array in arrays(path).items()}
     sets, votes = d["candidates"], None
     if "annotators" in d:
         votes = Votes.of_columns(d["annotators"], torch.arange(d["annotators"].shape[1]), sets.shape[1])
-    found = noise.report(d["logits"].softmax(1), sets, d["held_out"].nonzero()[:, 0], votes)
+    found = noise.report(d["logits"].softmax(1), sets, d["held_out"].nonzero()[:, 0], votes, d["features"])
     missing = irnet.noise_level(sets, d["truth"])
     permitted = caution.guard(found, float(d["tau"])) < float("inf")
     got = dict(truth=missing, found=found, covered=found.low <= missing <= found.high, permitted=permitted)

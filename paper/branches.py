@@ -68,16 +68,15 @@ def trunk(words: list[str]) -> dict:
 def branch(words: list[str], begun: dict) -> dict:
     """From the trunk to the end -> last accuracy, corrections, CPU-seconds."""
     c, learner, samples = prepared(words)
-    refine, row = learner.refine, dict(noise_estimate=begun["estimate"])
+    refine = learner.refine
     checkpoint.restore(copy.deepcopy(begun["state"]), learner, samples, "")
-    refine.tau, rows, taus, worked = c.tau, [row], begun["taus"], time.process_time()
+    refine.tau, taus, worked = c.tau, begun["taus"], time.process_time()
     counts = [0, 0.0]
     for epoch in range(begun["epoch"] + 1, c.epochs + 1):
         if c.tau_auto:
-            train.retune(refine, rows, taus)
+            refine.retune(taus, begun["estimate"]["high"])
         row, taus, _ = train.train_epoch(learner, samples, epoch, c.epochs, c.lr, not c.no_irnet)
         refine.end_epoch(float("nan"))
-        rows.append(row)
         counts[0] += row["corrections"]
         counts[1] += row["corrections"] * row["correction_precision"] if row["corrections"] else 0
     last = train.accuracy(learner, samples.test_images, samples.test_labels)

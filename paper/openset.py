@@ -143,8 +143,7 @@ def cell(words: list[str], d: data.Dataset, alien: Tensor) -> dict:
         for epoch in range(e0, c.epochs + 1):
             go(epoch, True) if epoch > e0 else None
             if way != "off":
-                chosen = configure([*words, "--open-set", way])
-                train.look_outside(chosen, learner, samples, dict(epoch=epoch, e0=e0))
+                outside.look(train, learner, samples, dict(epoch=epoch, e0=e0), c.epochs)
         result["accuracy"][way] = train.accuracy(learner, samples.test_images, samples.test_labels)
         result |= dict(at_end=found()) if way == "off" else {}
     return result

@@ -30,6 +30,7 @@ def test_companions_come_with_their_class_and_others_do_not():
 
 def test_the_command_goes_on_where_it_was_and_prints_a_table(monkeypatch, capsys):
     monkeypatch.setattr(battery, "RATES", dict(paper=(0.3,), annotators=(0.1,)))
+    monkeypatch.setattr(battery, "ENDS", (0.3,))
     argv = [
         "noise-battery",
         "--seeds",
@@ -47,6 +48,7 @@ def test_the_command_goes_on_where_it_was_and_prints_a_table(monkeypatch, capsys
     first = capsys.readouterr().out
     lines = [line for line in first.splitlines() if line.startswith("| ")]
     assert [line.split()[1] for line in lines[2:]] == ["paper", "annotators"] and "1 noisy" in lines[2]
+    assert lines[2].count("| -") == 0 and lines[3].endswith("| - | - | - |")  # only 0.3 goes to the end
     assert main(argv) == 0
     again = capsys.readouterr().out
     assert "seed3" in first and "seed3" not in again and again in first

@@ -364,3 +364,22 @@ def test_heads_undo_what_a_network_has_learnt_by_heart():
     assert right(better.q, truth) > 0.97 > right(plain.q, truth) + 0.03
     missing = float((better.q * (votes.counts() == 0)).sum(1).mean())
     assert missing == pytest.approx((said != truth[:, None]).all(1).mean(), abs=0.01)
+
+
+def test_votes_alone_find_a_class_that_the_network_has_lost(monkeypatch):
+    """Of class 0 three annotators say something else more often than not, each in a way of their own; the network
+    takes it for another class. Its features still keep it apart."""
+    c = 6
+    matrices = np.stack([even(0.9, c)] * 3)
+    for a, other in enumerate((1, 2, 1)):
+        matrices[a, 0] = np.eye(c)[0] * 0.35 + np.eye(c)[other] * 0.65
+    truth, said = crowd_of(matrices, 1200, seed=4)
+    votes, rng = votes_of(said, c), np.random.RandomState(5)
+    p = network(np.where(truth == 0, 1, truth), c, 6.0)
+    features = torch.from_numpy(2.0 * rng.randn(c, 12)[truth] + rng.randn(len(truth), 12))
+    found = consensus(votes, p, features=features)
+    assert (found.q.argmax(1).numpy() == truth)[truth == 0].mean() > 0.9
+    ends, settle = [], module.settle
+    monkeypatch.setattr(module, "settle", lambda *args: ends.append(settle(*args)) or ends[-1])
+    consensus(votes, p, features=features)
+    assert len(ends) == 3 and ends[1][0] > ends[0][0] + 0.01  # the votes' own start is the likelier

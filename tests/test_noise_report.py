@@ -11,7 +11,7 @@ import data
 import irnet
 from crowd import noise
 from crowd.annotators import Votes
-from crowd.consensus import VoteModel
+from crowd.consensus import VoteModel, named
 
 
 def network(y: torch.Tensor, classes: int, strength: float = 4.0, seed: int = 0) -> torch.Tensor:
@@ -61,6 +61,28 @@ def test_votes_add_up_with_the_truth_and_without(groups):
     for k in range(3):
         assert float(inside[:, k].exp().sum()) == pytest.approx(1)
         assert float(outside[:, k].exp().sum()) == pytest.approx(1)
+
+
+def test_deleted_sets_add_up():
+    """All sets of four labels in which any joins with 0.3: with the truth, and without it but not empty."""
+    every = torch.tensor(list(itertools.product((False, True), repeat=4)))[1:]
+    inside, outside = noise.deleted(every, 0.3)
+    with_k = 0.3 ** (every.sum(1) - 1).double() * 0.7 ** (4 - every.sum(1)).double()
+    for k in range(4):
+        assert float((inside[:, k].exp() * with_k).sum()) == pytest.approx(1)
+        assert float((outside[:, k].exp() * with_k).sum()) == pytest.approx(1)
+
+
+def test_a_deleted_truth_is_told_from_a_swapped_one():
+    g = torch.Generator().manual_seed(17)
+    y = torch.randint(8, (4000,), generator=g)
+    sets = data.corrupt(y, 8, 0.3, 0.0, g)
+    gone = (torch.rand(4000, generator=g) < 0.3) & (sets.sum(1) > 1)
+    sets[gone, y[gone]] = False
+    p, truth = network(y, 8, 1.8), irnet.noise_level(sets, y)
+    found = noise.report(p, sets, torch.arange(4000))
+    alone = noise.profile(p.double().log(), *noise.at_random(sets))
+    assert abs(found.eta - truth) < 0.015 < abs(alone[0] - truth) and found.gain > alone[-1]
 
 
 def test_at_random_it_is_the_papers_estimate():
@@ -120,6 +142,60 @@ def test_a_class_that_loses_more_shows():
     found = noise.report(network(y, 4), sets, torch.arange(1000))
     assert max(range(4), key=found.classes.__getitem__) == 2 and found.classes[2] == pytest.approx(0.4, abs=0.08)
     assert all(found.classes[k] < 0.03 for k in (0, 1, 3))
+
+
+# ------------------------------------------------------------------ all samples, by heads
+
+
+def test_the_count_is_expected_as_often_as_it_is_drawn():
+    """A prediction that is right with 0.8, sets by the paper's process: how often it is outside."""
+    g = torch.Generator().manual_seed(12)
+    y = torch.randint(6, (200_000,), generator=g)
+    sets = data.corrupt(y, 6, 0.3, 0.2, g)
+    other = (y + torch.randint(1, 6, y.shape, generator=g)) % 6
+    first = torch.where(torch.rand(y.shape, generator=g) < 0.8, y, other)
+    outside = 1 - float(sets.gather(1, first[:, None]).double().mean())
+    count = noise.Count(outside, float(sets.double().sum(1).mean()), 6, 1000.0)
+    likelihood = count.likelihood(torch.tensor([0.8, 0.9], dtype=torch.double))
+    eta = float(noise.ETAS[likelihood[0].argmax()])
+    assert eta == pytest.approx(irnet.noise_level(sets, y), abs=0.011)  # full sets stay clean
+    assert float(noise.ETAS[likelihood[1].argmax()]) > eta + 0.03  # a better network: more is missing
+
+
+def test_the_count_of_all_samples_tells_noise_from_a_poor_network():
+    g = torch.Generator().manual_seed(13)
+    y = torch.randint(8, (3000,), generator=g)
+    x = torch.eye(8)[y] + 0.25 * torch.randn(3000, 8, generator=g)  # features, nearly apart
+    sets, p, held = data.corrupt(y, 8, 0.3, 0.25, g), (6 * x).softmax(1), torch.arange(60)
+    few, all_ = (noise.report(p, sets, held, None, features) for features in (None, x))
+    truth = irnet.noise_level(sets, y)
+    assert abs(all_.eta - truth) < 0.03 and all_.low <= truth <= all_.high
+    assert all_.gain > few.gain > 0 and (all_.low, all_.high) == (few.low, few.high)
+    clean = data.corrupt(y, 8, 0.3, 0.0, g)
+    poor = (3 * (x + 0.5 * torch.randn(3000, 8, generator=g))).softmax(1)  # right for three of four
+    assert noise.report(poor, clean, held, None, poor.log()).gain < 1.35
+
+
+def test_columns_get_their_names_back():
+    g = torch.Generator().manual_seed(14)
+    p = (3 * torch.randn(200, 5, generator=g).double()).softmax(1)
+    for order in ([0, 1, 2, 3, 4], [3, 0, 4, 2, 1]):
+        assert torch.equal(named(p[:, order], p), p)
+
+
+def test_heads_find_the_classes_where_the_network_has_lost_one():
+    """A class whose truth is deleted for 0.45 of its samples, and there taken for the next by the network."""
+    y = torch.randint(8, (1600,), generator=torch.Generator().manual_seed(15))
+    sets, g = companions(y, 8, 0.05), torch.Generator().manual_seed(16)
+    gone = (y == 3) & (torch.rand(1600, generator=g) < 0.45)
+    sets[gone, 3] = False
+    sets[gone, 4] |= ~sets[gone].any(1)
+    x = torch.eye(8)[y] + 0.2 * torch.randn(1600, 8, generator=g)
+    p = network(torch.where(gone, 4, y), 8)
+    found, truth = noise.report(p, sets, torch.arange(160), None, x), irnet.noise_level(sets, y)
+    assert found.model == "classes" and abs(found.eta - truth) < 0.04 and found.low <= truth <= found.high
+    without = noise.report(p, sets, torch.arange(160))
+    assert abs(without.eta - truth) > 0.04  # by the network alone
 
 
 # ------------------------------------------------------------------ votes

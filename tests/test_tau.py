@@ -45,22 +45,17 @@ def test_a_worked_number():
 def test_what_was_moved_in_is_no_longer_missing():
     refine = irnet.IRNet(torch.ones(10, 3, dtype=torch.bool), 0.0)
     refine.corrected_at[:2] = 4
-    taus, row = torch.tensor([0.5] * 6 + [-0.5, -0.25, -0.125, -0.0625]), dict(noise_estimate=dict(high=0.5))
-    later = [row, {}]
-    train.retune(refine, later, taus)
-    assert refine.tau == later[1]["next_tau"] == 0.125  # three of ten are left
+    taus = torch.tensor([0.5] * 6 + [-0.5, -0.25, -0.125, -0.0625])
+    assert refine.retune(taus, 0.5) == refine.tau == 0.125  # three of ten are left
     refine.corrected_at[:6] = 4
-    train.retune(refine, later, taus)
-    assert refine.tau == math.inf
+    assert refine.retune(taus, 0.5) == refine.tau == math.inf
     refine.corrected_at[:] = 0
-    train.retune(refine, later, taus)
-    assert refine.tau == math.inf  # what was forbidden once stays so
+    assert refine.retune(taus, 0.5) == math.inf  # what was forbidden once stays so
 
 
 def test_nobody_knows_how_many_are_missing_from_full_sets():
     refine = irnet.IRNet(torch.ones(4, 3, dtype=torch.bool), 0.0)
-    train.retune(refine, [dict(noise_estimate=dict(high=None))], torch.zeros(4))
-    assert refine.tau == 0
+    assert refine.retune(torch.zeros(4), None) == refine.tau == 0
 
 
 def test_the_command_retunes_from_e0_on_and_resumes(monkeypatch):
