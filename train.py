@@ -143,7 +143,7 @@ def probabilities(learner: Learner, images: Tensor, place: str | None = None) ->
 
 
 def wants_features(d: data.Dataset) -> bool:
-    """Whether heads on the features are asked about every sample: of one's own labels, votes or not too many sets."""
+    """Whether heads on the features are asked about all samples: of votes, or of sets that are not too many."""
     return d.candidates is not None and (d.votes is not None or len(d.images) <= 200_000)
 
 
