@@ -150,6 +150,11 @@ def probabilities(learner: Learner, images: Tensor, place: str | None = None) ->
     return evaluate(learner, both, images, place).unbind(1)
 
 
+def wants_features(d: data.Dataset) -> bool:
+    """Whether heads on the features are asked about all samples: of votes, or of sets that are not too many."""
+    return d.candidates is not None and (d.votes is not None or len(d.images) <= 200_000)
+
+
 def features_of(learner: Learner, images: Tensor) -> Tensor:
     """The backbone's [N, D], on the host."""
     return evaluate(learner, lambda x: models.features(learner.network, x), images, "cpu")
@@ -277,7 +282,7 @@ def check_epoch(c, learner: Learner, samples: data.Samples, row: dict) -> None:
             import crowd
 
             p, _ = probabilities(learner, samples.images, "cpu")
-            features = features_of(learner, samples.images)
+            features = features_of(learner, samples.images) if wants_features(samples.dataset) else None
             row |= crowd.look(samples, p, features, c.tau if found and c.careful else None)
             refine.tau = row.get("tau", refine.tau)
     every = c.transductive_every or (c.epochs if samples.large else 1)
@@ -359,7 +364,7 @@ def finish(c, run, dataset, samples, learner: Learner, rows: list[dict], histogr
     summary = results.summarise(c, rows, refine.e0, refine.tau, noise if dataset.truth_known else math.nan)
     parts = [samples.images, samples.test_images][: 2 if dataset.scored else 1]  # those set aside are judged too
     p, f = map(torch.cat, zip(*(probabilities(learner, part, "cpu") for part in parts), strict=True))
-    features = [features_of(learner, part) for part in parts] if dataset.candidates is not None else []
+    features = [features_of(learner, part) for part in parts] if wants_features(dataset) else []
     p_outside = None if samples.p_outside is None else samples.p_outside.cpu()
     if ranks.first():
         after = [t.cpu() for t in (samples.candidates, refine.corrected_at, refine.corrected_to)]

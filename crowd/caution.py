@@ -29,7 +29,7 @@ def guard(found: noise.Report, tau: float) -> float:
 
 
 @torch.no_grad()
-def look(samples: Samples, p: Tensor, features: Tensor, tau: float | None) -> dict:
+def look(samples: Samples, p: Tensor, features: Tensor | None, tau: float | None) -> dict:
     """What a run on one's own data writes at e0: its noise_estimate and, with tau, the tau that the guard permits.
     p [N, C], features [N, D]: the classifier's probabilities of all training samples, and its features."""
     held, sets = samples.held_out.cpu(), samples.before
