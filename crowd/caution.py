@@ -13,6 +13,7 @@ from data import Dataset, Samples
 from harness.folder import plain
 
 BEYOND = 1.35  # log-likelihood: half of chi-square's 95 % at one degree of freedom, at one end
+SLIGHT = 0.02  # a rate that a misfit can feign
 WRITTEN = "eta low high temperature model fits classes together".split()
 
 
@@ -23,9 +24,10 @@ def votes_of(d: Dataset) -> Votes | None:
 def guard(found: noise.Report, tau: float) -> float:
     """tau, or inf: nothing is moved. To move a label in is to say that the truth is outside the set. The sets of
     the held-out samples judge that: they must be more probable if it may be there than if it never is, by more than
-    chance. So the less is known, the less is permitted. That half of the moves be right is not asked: a true label
-    that was inside stays there."""
-    return tau if found.gain > BEYOND else math.inf
+    chance; and where no model fits the labels, not by a rate so slight that the misfit itself may be it. So the
+    less is known, the less is permitted. That half of the moves be right is not asked: a true label that was inside
+    stays there."""
+    return tau if found.gain > BEYOND and (found.fits or found.eta >= SLIGHT) else math.inf
 
 
 @torch.no_grad()

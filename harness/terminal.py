@@ -112,7 +112,9 @@ class Screen:
         if "tau" in row:
             why = "the held-out sets are {} probable if their truth may be missing"
             if row["tau"] == math.inf:
-                self.say(f"      nothing is corrected: {why.format('not more')}")
+                slight = "the held-out sets do not show beyond doubt that any truth is missing"
+                fits = row["noise_estimate"].get("fits", True)
+                self.say(f"      nothing is corrected: {why.format('not more') if fits else slight}")
             else:
                 self.say(f"      labels are moved in, tau {row['tau']:.4g}: {why.format('more')}")
         if row.get("noise_estimate", {}).get("fits") is False:

@@ -19,6 +19,13 @@ def test_the_guard_asks_for_more_than_chance():
     assert [guard(each, 0.3) for each in found] == [math.inf, math.inf, 0.3, 0.3]
 
 
+def test_a_slight_rate_that_no_model_explains_permits_nothing():
+    rates = (0.0, 0.007, 0.019, 0.02, 0.3)
+    found = {fits: [noise.Report(eta, 0.0, 0.5, 1.0, "votes", fits, gain=50.0) for eta in rates] for fits in (0, 1)}
+    assert [guard(each, 0.3) for each in found[0]] == [math.inf] * 3 + [0.3] * 2
+    assert [guard(each, 0.3) for each in found[1]] == [0.3] * 5
+
+
 def test_less_is_permitted_where_less_is_known():
     """The same noise, seen on ever fewer samples."""
     g = torch.Generator().manual_seed(2)
