@@ -187,8 +187,10 @@ def test_caution_is_for_ones_own_data_and_reads_all_samples(monkeypatch):
     for careful, tau in ((True, c.tau), (False, None)):
         learner.refine.epoch.e0, called, row = None, [], dict(epoch=1)
         train.check_epoch(dataclasses.replace(c, dataset="t.npz", careful=careful), learner, samples, row)
-        given, p, permitted = called[0]
+        given, p, features, permitted = called[0]
         torch.testing.assert_close(p, train.logits_of(learner, samples.images).softmax(1))
+        wanted = train.features_of(learner, samples.images) if train.wants_features(samples.dataset) else None
+        assert features is wanted is None or torch.equal(features, wanted)
         assert given is samples and permitted == tau and row["tau"] == learner.refine.tau == 0.077
 
 
