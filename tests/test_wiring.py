@@ -176,21 +176,19 @@ def test_the_summary_of_rows_by_hand():
 
 
 def test_caution_is_for_ones_own_data_and_reads_all_samples(monkeypatch):
-    c, learner, samples = prepared([*TOY, "--e0", "1"])
+    (c, learner, samples), called, row = prepared([*TOY, "--e0", "1"]), [], dict(epoch=1)
     assert c.careful is False
     train.train_epoch(learner, samples, 1, 3, 0.1)
     monkeypatch.setattr(crowd, "look", lambda *given: called.append(given) or dict(tau=0.077))
     monkeypatch.setattr(irnet, "estimate_noise", lambda *given: (0.2, 1.5, (0.1, 0.4)))
-    called, row = [], dict(epoch=1)
     train.check_epoch(c, learner, samples, row)  # digits
     assert not called and row["noise_estimate"] == dict(eta=0.2, low=0.1, high=0.4, temperature=1.5)
     for careful, tau in ((True, c.tau), (False, None)):
-        learner.refine.epoch.e0, called, row = None, [], dict(epoch=1)
+        learner.refine.epoch.e0, called, row, samples.dataset.candidates = None, [], dict(epoch=1), samples.before
         train.check_epoch(dataclasses.replace(c, dataset="t.npz", careful=careful), learner, samples, row)
         given, p, features, permitted = called[0]
-        torch.testing.assert_close(p, train.logits_of(learner, samples.images).softmax(1))
-        wanted = train.features_of(learner, samples.images) if train.wants_features(samples.dataset) else None
-        assert features is wanted is None or torch.equal(features, wanted)
+        wanted = train.logits_of(learner, samples.images).softmax(1), train.features_of(learner, samples.images)
+        torch.testing.assert_close((p, features), wanted)
         assert given is samples and permitted == tau and row["tau"] == learner.refine.tau == 0.077
 
 
