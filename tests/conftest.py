@@ -154,6 +154,23 @@ def run(argv, **environment) -> int:
     return train.main(argv)
 
 
+def goes_on_as(whole, argv, epoch: int, monkeypatch) -> bool:
+    """Whether the run, stopped before the epoch and resumed, ends as the one that was left alone."""
+    import train
+
+    original = train.train_epoch
+
+    def stopped(*args):
+        if args[2] == epoch:
+            raise KeyboardInterrupt
+        return original(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "train_epoch", stopped)
+        assert train.main([*argv, "--out", "halves"]) == 130
+    return train.main([*argv, "--out", "halves", "--resume"]) == 0 and same_run(whole, "halves")
+
+
 class Started:
     """A run in a process that need not load torch again, with the face of a subprocess."""
 

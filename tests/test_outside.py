@@ -9,7 +9,7 @@ import torch
 
 import irnet
 import train
-from conftest import TOY, rows, same_run, summary
+from conftest import TOY, goes_on_as, rows, summary
 from crowd import outside
 from crowd.review import card
 
@@ -105,18 +105,7 @@ def test_the_command_drops_them_writes_the_column_and_resumes(monkeypatch):
         table = list(csv.DictReader(file))
     found = [float(row["p_outside"]) >= 0.5 for row in table]
     assert sum(found) == got[-1]["outside"] == summary("whole")["outside"]
-    step = train.train_epoch
-
-    def stopped(*args):
-        if args[2] == 8:
-            raise KeyboardInterrupt
-        return step(*args)
-
-    monkeypatch.setattr(train, "train_epoch", stopped)
-    assert train.main([*argv, "--out", "halves"]) == 130
-    monkeypatch.setattr(train, "train_epoch", step)
-    assert train.main([*argv, "--out", "halves", "--resume"]) == 0
-    assert same_run("whole", "halves")
+    assert goes_on_as("whole", argv, 8, monkeypatch)
     assert train.main([*argv[:-2], "--out", "without"]) == 0
     with open("without/labels.csv", newline="") as file:
         assert "p_outside" not in next(csv.reader(file))

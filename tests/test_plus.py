@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import train
-from conftest import TOY, rows, same_run
+from conftest import TOY, goes_on_as, rows
 from harness import options
 from paper import plus
 
@@ -96,18 +96,7 @@ def test_the_command_corrects_and_resumes(base, monkeypatch):
     argv = [*TOY, "--base", base, "--epochs", "9", "--e0", "6", "--tau", "0", "--irnet", "plus"]
     assert train.main([*argv, "--out", "whole"]) == 0
     assert sum(row["corrections"] for row in rows("whole")) > 0
-    step = train.train_epoch
-
-    def stopped(*args):
-        if args[2] == 8:
-            raise KeyboardInterrupt
-        return step(*args)
-
-    monkeypatch.setattr(train, "train_epoch", stopped)
-    assert train.main([*argv, "--out", "halves"]) == 130
-    monkeypatch.setattr(train, "train_epoch", step)
-    assert train.main([*argv, "--out", "halves", "--resume"]) == 0
-    assert same_run("whole", "halves")
+    assert goes_on_as("whole", argv, 8, monkeypatch)
 
 
 def test_parts_have_names():

@@ -8,7 +8,7 @@ import torch
 
 import irnet
 import train
-from conftest import TOY, rows, same_run, summary
+from conftest import TOY, goes_on_as, rows, summary
 from harness import options
 
 
@@ -68,18 +68,7 @@ def test_the_command_retunes_from_e0_on_and_resumes(monkeypatch):
     assert 0 < moved and summary("whole")["tau"] == got[7]["next_tau"]
     spent = [row for row in got[7:] if row["next_tau"] is None]  # inf: nothing is missing any more
     assert all(row["corrections"] == 0 for row in got[got.index(spent[0]) + 1 :]) if spent else moved <= high * 200
-    step = train.train_epoch
-
-    def stopped(*args):
-        if args[2] == 10:
-            raise KeyboardInterrupt
-        return step(*args)
-
-    monkeypatch.setattr(train, "train_epoch", stopped)
-    assert train.main([*argv, "--out", "halves"]) == 130
-    monkeypatch.setattr(train, "train_epoch", step)
-    assert train.main([*argv, "--out", "halves", "--resume"]) == 0
-    assert same_run("whole", "halves")
+    assert goes_on_as("whole", argv, 10, monkeypatch)
 
 
 def test_with_ones_own_data_the_guard_still_decides():
