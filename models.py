@@ -252,6 +252,20 @@ def features(network: nn.Module, images: Tensor) -> Tensor:
     return next(m for m in network.modules() if isinstance(m, Encoder)).features(images).float()
 
 
+MOST = 50_000_000  # similarities at a time
+
+
+def neighbours(z: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Of unit features [N, D] the k nearest others, or as many as there are: who [N, k], and how similar [N, k]."""
+    k, who, similar = min(k, len(z) - 1), [], []
+    for rows in torch.arange(len(z), device=z.device).split(max(1, MOST // len(z))):
+        cosine = (z[rows] @ z.T).scatter_(1, rows[:, None], -2.0)  # not itself
+        values, index = cosine.topk(k, 1)
+        who.append(index)
+        similar.append(values)
+    return torch.cat(who), torch.cat(similar)
+
+
 def classifier_state(network: nn.Module) -> dict[str, Tensor]:
     """The plain state_dict of what predicts: of PiCO's networks, the query encoder without its projection head."""
     encoder = getattr(network, "query", network)

@@ -15,19 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import models
+
 NEIGHBOURS = 15
-MOST = 50_000_000  # similarities at a time
 SURE = 0.5  # p_outside from which a sample counts as outside
 
 
 @torch.no_grad()
 def neighbours_say(features: Tensor, p: Tensor) -> Tensor:
     """[N, C]: the mean prediction of a sample's nearest others by cosine."""
-    z, found = F.normalize(features.float(), dim=1), []
-    for rows in torch.arange(len(z), device=z.device).split(max(1, MOST // len(z))):
-        cosine = (z[rows] @ z.T).scatter_(1, rows[:, None], -2.0)  # not itself
-        found.append(p[cosine.topk(min(NEIGHBOURS, len(z) - 1), 1).indices].mean(1))
-    return torch.cat(found)
+    near, _ = models.neighbours(F.normalize(features.float(), dim=1), NEIGHBOURS)
+    return torch.cat([p[some].mean(1) for some in near.split(1024)])  # [1024, k, C] at a time
 
 
 def score(said: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ from losses import Base
 NEIGHBOURS, TEMPERATURE = 15, 0.1  # k, and of the weights exp(z_i . z_n / T)
 KEPT, SMOOTHING = 0.25, 0.5  # the share of each class that is trained on; of its labels
 SURE = (0.45, 0.35)  # p from which a label outside the set is allowed, in the first and the last epoch
-MOST = 50_000_000  # similarities at a time
 
 
 class PALS(Base):
@@ -41,7 +40,7 @@ class PALS(Base):
 
         seen, classes = look(both), self.candidates.shape[1]
         self.sure = SURE[0] + (SURE[1] - SURE[0]) * (epoch - 1) / max(1, self.epochs - 1)
-        near, similar = neighbours(seen[:, classes:])
+        near, similar = models.neighbours(seen[:, classes:], NEIGHBOURS)
         self.labels[:], posterior = relabel(near, similar, self.candidates, seen[:, :classes], self.sure)
         self.chosen[:] = surest(self.labels, posterior, classes)
 
@@ -56,17 +55,6 @@ class PALS(Base):
         logits = [network(torch.lerp(view[other], view, share)).float() for view in views]
         loss = sum(F.cross_entropy(z, target, label_smoothing=SMOOTHING) for z in logits)
         return loss, logits[0].detach().softmax(1)
-
-
-def neighbours(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Of unit features [N, D] the k nearest others: who [N, k], and how similar [N, k]."""
-    k, who, similar = min(NEIGHBOURS, len(z) - 1), [], []
-    for rows in torch.arange(len(z), device=z.device).split(max(1, MOST // len(z))):
-        cosine = (z[rows] @ z.T).scatter_(1, rows[:, None], -2.0)  # not itself
-        values, index = cosine.topk(k, 1)
-        who.append(index)
-        similar.append(values)
-    return torch.cat(who), torch.cat(similar)
 
 
 def relabel(near: Tensor, similar: Tensor, candidates: Tensor, p: Tensor, sure: float) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,6 @@ from losses import weighted_ce
 from paper.baselines import mixup
 
 PARTS = ("votes", "mix")  # of plus; the others were measured and lost
-MOST = 50_000_000  # similarities at a time
 RAMP = 10  # epochs
 
 
@@ -86,9 +85,5 @@ def neighbours_of(samples: int, classes: int) -> int:
 @torch.no_grad()
 def winners(features: Tensor, candidates: Tensor) -> Tensor:
     """[N]: the label that most of a sample's nearest others by cosine have in their sets; itself has no vote."""
-    z, k = F.normalize(features.float(), dim=1), neighbours_of(*candidates.shape)
-    found = []
-    for rows in torch.arange(len(z), device=z.device).split(max(1, MOST // len(z))):
-        near = (z[rows] @ z.T).scatter_(1, rows[:, None], -2.0).topk(k, 1).indices  # [B, k]
-        found.append(candidates[near].sum(1).argmax(1))
-    return torch.cat(found)
+    near, _ = models.neighbours(F.normalize(features.float(), dim=1), neighbours_of(*candidates.shape))
+    return torch.cat([candidates[some].sum(1).argmax(1) for some in near.split(1024)])  # [1024, k, C] at a time

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import irnet
+import models
 import train
 from conftest import TOY, goes_on_as, rows, summary
 from crowd import outside
@@ -15,7 +16,7 @@ from crowd.review import card
 
 
 def test_the_neighbours_mean_prediction_and_its_entropy(monkeypatch):
-    monkeypatch.setattr(outside, "MOST", 7 * 30)  # seven at a time
+    monkeypatch.setattr(models, "MOST", 7 * 30)  # seven at a time
     monkeypatch.setattr(outside, "NEIGHBOURS", 4)
     g = torch.Generator().manual_seed(1)
     z, p = torch.randn(30, 5, generator=g), torch.randn(30, 3, generator=g).softmax(1)

@@ -12,7 +12,7 @@ from paper import pals
 @pytest.fixture
 def made(monkeypatch):
     """Features, sets and probabilities of 60 samples."""
-    monkeypatch.setattr(pals, "MOST", 7 * 60)  # neighbours of seven at a time
+    monkeypatch.setattr(models, "MOST", 7 * 60)  # neighbours of seven at a time
     g = torch.Generator().manual_seed(3)
     z = torch.nn.functional.normalize(torch.randn(60, 5, generator=g), dim=1)
     candidates = torch.rand(60, 4, generator=g) < 0.4
@@ -45,7 +45,7 @@ def by_loops(z, candidates, p, sure):
 @pytest.mark.parametrize("sure", [0.3, 1.0])
 def test_labels_are_the_neighbours_votes_taken_twice(made, sure):
     z, candidates, p = made
-    labels, posterior = pals.relabel(*pals.neighbours(z), candidates, p, sure)
+    labels, posterior = pals.relabel(*models.neighbours(z, pals.NEIGHBOURS), candidates, p, sure)
     want = by_loops(z, candidates, p, sure)
     assert labels.tolist() == [label for label, _ in want]
     assert posterior.tolist() == pytest.approx([value for _, value in want], abs=1e-5)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import models
 import train
 from conftest import TOY, goes_on_as, rows
 from harness import options
@@ -17,7 +18,7 @@ def made(n=40, classes=4, seed=2):
 
 
 def test_the_neighbours_vote_with_their_sets_and_nobody_for_itself(monkeypatch):
-    monkeypatch.setattr(plus, "MOST", 7 * 40)  # seven at a time
+    monkeypatch.setattr(models, "MOST", 7 * 40)  # seven at a time
     features, sets = made()
     unit = [row / row.norm() for row in features]
     for i, winner in enumerate(plus.winners(features, sets).tolist()):
