@@ -102,28 +102,32 @@ class CorrectionEpoch:
         are below 1e-6 in the mean. The release has window=100 in 1,000 epochs.
     rule="knee": ours, for runs of less than 100 epochs, in which a smoothed peak comes too late. e0 is the first
         epoch at which the mean of the last `window` values is above that of the `window` before by no more than
-        three tenths of its whole rise since the first epoch; 3 * window at the latest.
+        three tenths of its whole rise since the first epoch; 3 * window at the latest. Epochs before `since`, in
+        which the base is not itself yet (PiCO before its prototypes count), are left out.
     rule="paper": Algorithm 1 as printed, sum_{i=e-9..e} (res[i] - res[i-1]) < 1e-5, from epoch 11 on (res[0]
         does not exist).
     fixed=N: e0 = N, whatever the curve does (Fig. 6).
     """
 
-    def __init__(self, window: int = 100, rule: str = "smoothed", fixed: int | None = None):
+    def __init__(self, window: int = 100, rule: str = "smoothed", fixed: int | None = None, since: int = 1):
         if rule not in ("smoothed", "knee", "paper"):
             raise ValueError(f"rule must be 'smoothed', 'knee' or 'paper', not {rule!r}")
         if window < 3:
             raise ValueError(f"window must be at least 3 epochs, not {window}")
-        self.window, self.rule, self.fixed = window, rule, fixed
-        earliest = dict(smoothed=max(window, 11), knee=2 * window, paper=11)[rule]
+        self.window, self.rule, self.fixed, self.since = window, rule, fixed, since
+        earliest = dict(smoothed=max(window, 11), knee=since - 1 + 2 * window, paper=11)[rule]
         self.earliest = fixed if fixed is not None else earliest
         self.curve: list[float] = []
         self.e0: int | None = None
 
     @classmethod
-    def of(cls, epochs: int, rule: str = "auto", window: int = 0, fixed: int | None = None) -> CorrectionEpoch:
+    def of(
+        cls, epochs: int, rule: str = "auto", window: int = 0, fixed: int | None = None, since: int = 1
+    ) -> CorrectionEpoch:
         """For a run of so many epochs. window=0: a tenth of them (at least 10), for the knee an eighth (3)."""
         rule = rule if rule != "auto" else "knee" if epochs < 100 else "smoothed"
-        return cls(window or (max(3, round(epochs / 8)) if rule == "knee" else max(10, epochs // 10)), rule, fixed)
+        window = window or (max(3, round(epochs / 8)) if rule == "knee" else max(10, epochs // 10))
+        return cls(window, rule, fixed, since)
 
     def update(self, accuracy: float) -> bool:
         self.curve.append(float(accuracy))
@@ -143,8 +147,8 @@ class CorrectionEpoch:
             return math.fsum(res[start:end]) / (end - start)
 
         if self.rule == "knee":
-            now, before = mean(n - window, n), mean(n - 2 * window, n - window)
-            return now - before <= 0.3 * (now - res[0]) or n >= 3 * window
+            now, before, first = mean(n - window, n), mean(n - 2 * window, n - window), self.since - 1
+            return now - before <= 0.3 * (now - res[first]) or n - first >= 3 * window
 
         def smoothed(t: int) -> float:
             return mean(max(0, t - window // 2), min(n - 1, t + window // 2))
@@ -181,6 +185,7 @@ class IRNet:
         rule: str = "auto",
         window: int = 0,
         e0: int | None = None,
+        since: int = 1,
         swap: bool = False,
         weights_after: str = "value",
         strict: bool = False,
@@ -193,7 +198,7 @@ class IRNet:
         self.candidates, self.tau, self.strict = candidates, tau, strict
         self.swap, self.weights_after = swap, weights_after
         self.fixed = fixed  # bool [N], samples whose sets stay as they are
-        self.epoch = CorrectionEpoch.of(epochs, rule, window, e0)
+        self.epoch = CorrectionEpoch.of(epochs, rule, window, e0, since)
         n, device = len(candidates), candidates.device
         self.corrected_at = torch.zeros(n, dtype=torch.int32, device=device)  # epoch of the latest correction
         self.corrected_to = torch.full((n,), -1, dtype=torch.int32, device=device)  # the label it moved in

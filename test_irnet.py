@@ -205,6 +205,8 @@ def test_knee_rule_against_its_sentence_and_a_worked_number(window):
             if now.mean() - before.mean() <= 0.3 * (now.mean() - curve[0]) or e == 3 * window:
                 break
         assert found == e
+        late = irnet.CorrectionEpoch(window, "knee", since=10)  # nine flat epochs before the base is itself
+        assert [n for n, a in enumerate([0.9] * 9 + list(curve), 1) if late.update(a)] == [e + 9]
     watch = irnet.CorrectionEpoch(3, "knee")
     # at 6 the means are 0.9635 and 0.7083: risen by 0.2552 of 0.4635, over three tenths; at 7 by 0.1276 of 0.4818
     assert [e for e in range(1, 20) if watch.update(1 - 0.5**e)] == [7]

@@ -70,7 +70,7 @@ def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
     queue = dict(queue_size=c.queue, key_momentum=c.key_momentum, prototype_momentum=c.prototype_momentum)
     network = models.build(**shape, pico=queue if c.base in options.PICO_FAMILY else None).to(device)
     base = make_base(c, dataset, samples.candidates, generator, seeded)
-    e0 = dict(rule=c.e0_rule, window=c.window, e0=None if c.e0 == "auto" else int(c.e0))
+    e0 = dict(rule=c.e0_rule, window=c.window, e0=None if c.e0 == "auto" else int(c.e0), since=base.starts)
     fixed = None if dataset.decided is None else dataset.decided.any(1).to(device)  # what a person decided stays
     how = dict(swap=c.swap, weights_after=c.weights_after, strict=c.strict, fixed=fixed)
     refine = irnet.IRNet(samples.candidates, c.tau, c.epochs, **e0, **how)

@@ -99,7 +99,8 @@ GROUPS = {
     ),
     "pico and its kind": (
         Option("classifier_loss", "its own, or the release's SCE(6, 1)", None, ("ce", "sce"), P="ce"),
-        Option("proto_start", "first epoch of prototype label weights; 0 is epochs/10", None, "[0, inf)", C=1),
+        Option("proto_start", "first epoch of prototype label weights; 0 is epochs/10, narrow's epochs/4", None,
+               "[0, inf)", C=1, narrow=0),
         Option("queue", "keys kept for contrast", C=8192, small=1024),
         Option("key_momentum", "of the key encoder", None, "[0, 1)", C=0.999, small=0.99),
         Option("phi", "label weights kept in the first, the last epoch", None, "[0, 1]", C=(0.95, 0.8), count=2,
@@ -108,11 +109,11 @@ GROUPS = {
     ),
     "training": (
         Option("arch", "backbone; the last three have their own presets", None, ARCHS, P="resnet18", small="cnn"),
-        Option("epochs", "passes over the training set", None, "[1, inf)", P=1000, small=40),
+        Option("epochs", "passes over the training set", None, "[1, inf)", P=1000, small=40, narrow=32),
         Option("batch_size", "samples a step", None, "[2, inf)", C=128, small=64, narrow=128),
-        Option("lr", "of SGD at the start of its cosine", None, "(0, 1e6]", P=0.01, small=0.02, narrow=0.1),
-        Option("weight_decay", "of SGD", None, "[0, 1e6]", C=1e-3, narrow=5e-4),
-        Option("crop", "smallest area of a random crop, of 1", None, "(0, 1]", C=0.2, small=0.8, narrow=0.7),
+        Option("lr", "of SGD at the start of its cosine", None, "(0, 1e6]", P=0.01, small=0.02, narrow=0.05),
+        Option("weight_decay", "of SGD", None, "[0, 1e6]", C=1e-3, narrow=1e-4),
+        Option("crop", "smallest area of a random crop, of 1", None, "(0, 1]", C=0.2, small=0.8, narrow=0.9),
         Option("flip", "probability of a horizontal flip", None, "[0, 1]", C=0.5, small=0.0),
         Option("seed", "of everything random", 0, "[0, 9223372036854775807]"),
         Option("device", "auto: the best there is", "auto", ("auto", "cpu", "cuda", "mps")),
@@ -262,7 +263,7 @@ def fill(given: dict, features: bool = False, samples: int = 0) -> dict:
     c["careful"] = is_own and c["tau"] in (None, "auto") and not c["no_irnet"]
     c["tau_auto"] = c["tau"] == "auto" and not c["no_irnet"]
     c["tau"] = default_tau(c) if c["tau"] is None else 0.0 if c["tau"] == "auto" else c["tau"]
-    c["proto_start"] = c["proto_start"] or max(1, c["epochs"] // 10)
+    c["proto_start"] = c["proto_start"] or max(1, c["epochs"] // (4 if c["arch"] == "narrow" else 10))
     return c
 
 
