@@ -104,7 +104,7 @@ GROUPS = {
         Option("queue", "keys kept for contrast", C=8192, small=1024),
         Option("key_momentum", "of the key encoder", None, "[0, 1)", C=0.999, small=0.99),
         Option("phi", "label weights kept in the first, the last epoch", None, "[0, 1]", C=(0.95, 0.8), count=2,
-               small=(0.99, 0.6), narrow=(0.95, 0.8)),
+               small=(0.99, 0.6), narrow=(0.95, 0.6)),
         Option("prototype_momentum", "of the prototypes", None, "[0, 1)", C=0.99),
     ),
     "training": (
@@ -113,7 +113,7 @@ GROUPS = {
         Option("batch_size", "samples a step", None, "[2, inf)", C=128, small=64, narrow=128),
         Option("lr", "of SGD at the start of its cosine", None, "(0, 1e6]", P=0.01, small=0.02, narrow=0.05),
         Option("weight_decay", "of SGD", None, "[0, 1e6]", C=1e-3, narrow=1e-4),
-        Option("crop", "smallest area of a random crop, of 1", None, "(0, 1]", C=0.2, small=0.8, narrow=0.9),
+        Option("crop", "smallest area of a random crop, of 1", None, "(0, 1]", C=0.2, small=0.8, narrow=0.85),
         Option("flip", "probability of a horizontal flip", None, "[0, 1]", C=0.5, small=0.0),
         Option("seed", "of everything random", 0, "[0, 9223372036854775807]"),
         Option("device", "auto: the best there is", "auto", ("auto", "cpu", "cuda", "mps")),
