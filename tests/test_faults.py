@@ -15,7 +15,7 @@ import train
 from conftest import SHORT, TOY, command, process, rows, run, same_run, stopping_at
 
 
-@pytest.mark.parametrize("base", ["cc", "lwc", "pico"])  # no label weights, two blocks of them, a second encoder
+@pytest.mark.parametrize("base", ["lwc", "pico"])  # two blocks of label weights; a second encoder
 def test_killed_at_random_moments_and_resumed_it_ends_the_same(base):
     """SIGKILL, four times a base, at any moment from the start of the process on."""
     argv = [*SHORT, "--base", base, "--epochs", "16", "--transductive-every", "16"]
