@@ -232,7 +232,8 @@ def preset(given: dict, features: bool, samples: int = 0) -> dict:
         size = dict(image_size=32 if is_table(Path(dataset)) else 0)
         return by_arch | size | (dict(arch="mlp", threads=1) if features else {}) | few(by_arch, samples)
     if arch and arch != "resnet18":
-        return by_arch | dict(threads=PRESETS[dataset]["threads"])
+        shorter = dict(epochs=24) if dataset in ("kmnist", "fashion") else {}
+        return by_arch | shorter | {name: PRESETS[dataset][name] for name in ("threads", "proto_start")}
     if arch == "resnet18" and dataset == "digits":
         return LARGE | dict(epochs=SMALL["epochs"], image_size=0)
     return PRESETS[dataset]
@@ -263,7 +264,7 @@ def fill(given: dict, features: bool = False, samples: int = 0) -> dict:
     c["careful"] = is_own and c["tau"] in (None, "auto") and not c["no_irnet"]
     c["tau_auto"] = c["tau"] == "auto" and not c["no_irnet"]
     c["tau"] = default_tau(c) if c["tau"] is None else 0.0 if c["tau"] == "auto" else c["tau"]
-    c["proto_start"] = c["proto_start"] or max(1, c["epochs"] // (4 if c["arch"] == "narrow" else 10))
+    c["proto_start"] = c["proto_start"] or max(1, c["epochs"] // (10 if c["arch"] == "resnet18" else 4))
     return c
 
 

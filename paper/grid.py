@@ -38,7 +38,7 @@ SCALES = {
     "kmnist": Scale(
         {"kmnist": QS},
         {"kmnist": "kmnist"},
-        ("--arch", "narrow", "--threads", "1", "--test-every", "1"),
+        ("--arch", "cnn", "--threads", "1", "--test-every", "1"),
         ETAS[2:],
         SIX,
         ("pico", "proden"),
