@@ -99,8 +99,8 @@ GROUPS = {
     ),
     "pico and its kind": (
         Option("classifier_loss", "its own, or the release's SCE(6, 1)", None, ("ce", "sce"), P="ce"),
-        Option("proto_start", "first epoch of prototype label weights; 0 is epochs/10, narrow's epochs/4", None,
-               "[0, inf)", C=1, narrow=0),
+        Option("proto_start", "first epoch of prototype label weights; 0 is epochs/10, small nets' epochs/4", None,
+               "[0, inf)", C=1),
         Option("queue", "keys kept for contrast", C=8192, small=1024),
         Option("key_momentum", "of the key encoder", None, "[0, 1)", C=0.999, small=0.99),
         Option("phi", "label weights kept in the first, the last epoch", None, "[0, 1]", C=(0.95, 0.8), count=2,
@@ -232,7 +232,7 @@ def preset(given: dict, features: bool, samples: int = 0) -> dict:
         size = dict(image_size=32 if is_table(Path(dataset)) else 0)
         return by_arch | size | (dict(arch="mlp", threads=1) if features else {}) | few(by_arch, samples)
     if arch and arch != "resnet18":
-        shorter = dict(epochs=24) if dataset in ("kmnist", "fashion") else {}
+        shorter = dict(epochs=24) if dataset in ("kmnist", "fashion") and arch != "narrow" else {}
         return by_arch | shorter | {name: PRESETS[dataset][name] for name in ("threads", "proto_start")}
     if arch == "resnet18" and dataset == "digits":
         return LARGE | dict(epochs=SMALL["epochs"], image_size=0)
@@ -334,7 +334,8 @@ def preset_table() -> str:
     return "\n".join([
         "defaults by dataset; with --arch narrow, cnn or mlp the last columns. The letters say where the values of",
         "the large runs are from: P the paper, C the released code, O ours, as all of digits, narrow, cnn and mlp.",
-        "One's own data: as the last column; resnet18 on them as on cifar10, on digits with 40 epochs.\n",
+        "One's own data: as the last column; resnet18 on them as on cifar10, on digits with 40 epochs. On kmnist",
+        "and fashion --proto-start is 0 with every network, and cnn and mlp have 24 epochs.\n",
         " " * 25 + "".join(name.rjust(11) for name in columns),
         *(f"  {OPTIONS[k].source} {flag(k):21s}" + "".join(v.rjust(11) for v in row) for k, row in rows.items()),
         "\n--tau where f is pico's prototypes (C), for eta = 0.1, 0.2, 0.3; the nearest q and eta count:\n",

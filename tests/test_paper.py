@@ -117,7 +117,7 @@ def test_the_scale_of_kmnist_has_three_seeds_for_two_bases_and_the_papers_cells(
     tables.table4(grid)
     assert set(grid.jobs) == shared  # the same runs
     c = configure(grid.jobs[Path("o/kmnist/cc-irnet-q0.5-eta0.3-seed0")])
-    assert (c.arch, c.threads, c.eta, c.dataset) == ("narrow", 1, 0.3, "kmnist")
+    assert (c.arch, c.threads, c.eta, c.dataset) == ("cnn", 1, 0.3, "kmnist")
     for folder in shared:
         folder.mkdir(parents=True)
         (folder / "summary.json").write_text(json.dumps(dict(last=0.5, best=0.6, gap=0.1)))

@@ -54,9 +54,12 @@ def test_a_word_given_overrules_the_preset():
 def test_kmnist_waits_for_a_tenth_of_the_run():
     for argv, start in (([], 100), (["--epochs", "50"], 5), (["--epochs", "5"], 1), (["--proto-start", "7"], 7)):
         assert configure(["--dataset", "kmnist", *argv]).proto_start == start
-    for epochs, start in ((40, 10), (12, 3), (2, 1)):  # the narrow network's runs are shorter: a quarter of them
-        argv = ["--dataset", "kmnist", "--arch", "narrow", "--epochs", str(epochs)]
+    for arch, epochs, start in (("cnn", 40, 10), ("narrow", 12, 3), ("cnn", 2, 1)):  # shorter runs: a quarter
+        argv = ["--dataset", "kmnist", "--arch", arch, "--epochs", str(epochs)]
         assert configure(argv).proto_start == start
+    c = configure(["--dataset", "kmnist", "--arch", "cnn"])
+    assert (c.epochs, c.proto_start) == (24, 6)
+    assert configure(["--arch", "cnn"]).proto_start == 1  # digits do not wait
 
 
 def test_the_rule_has_ten_differences_and_a_window_of_a_tenth():
