@@ -75,8 +75,8 @@ class Screen:
             print(text, end=end, file=self.stream, flush=True)
 
     def step(self, epoch: int, step: int, steps: int) -> None:
-        """Called after every step; shows something at most five times a second, and only in long epochs. In a file a
-        first line after eight seconds, then one a minute."""
+        """Called after every step; shows something at most five times a second, and only in long epochs. In a file
+        a first line after eight seconds, then one a minute."""
         now = time.monotonic()
         self.steps_done += 1
         if now - self.shown < (0.2 if self.live else 8 if self.shown == self.began else 60):
