@@ -8,6 +8,7 @@ import torch
 import irnet
 import losses
 import train
+from conftest import TOY, prepared
 from harness.options import configure
 from paper.grid import Grid
 from paper.tables import table2
@@ -118,3 +119,9 @@ def test_extra_views_are_recorded_in_every_epoch(correcting, monkeypatch):
         seen[name] = int(norm.num_batches_tracked), [p is learner.network.prototypes for p in used]
     assert seen["released"] == (2, [False, True])
     assert seen["ours"] == (1, [False, False] if correcting else [False])
+
+
+def test_e0_is_looked_for_from_the_bases_own_first_epoch_on():
+    _, learner, _ = prepared([*TOY, *"--base pico --proto-start 4 --epochs 24".split()])
+    watch = learner.refine.epoch
+    assert (watch.rule, watch.window, watch.since, watch.earliest) == ("knee", 3, 4, 9)
