@@ -5,6 +5,7 @@
     python -m paper table2 --scale paper        the paper's own experiment, for those who have the cards
     python -m paper fig5 --jobs 2 --seeds 0     two runs at a time
     python -m paper noise-battery               where the noise report of one's own data holds, and its guard
+    python -m paper crowds --jobs 2             what made-up annotators' votes become: labels, accuracy, annotators
     python -m paper arena --jobs 2              who wins: methods x data x seeds, with their CPU-seconds
     python -m paper branches                    what --tau auto, any fixed tau or --irnet plus make of one run
     python -m paper open-set                    which samples belong to no class, with known strangers
@@ -26,7 +27,7 @@ import sys
 from pathlib import Path
 
 from harness import InputError, Parser, report
-from paper import arena, battery, branches, openset, when
+from paper import arena, battery, branches, crowds, openset, when
 from paper.figures import FIGURES, rows_of
 from paper.grid import SCALES, Grid
 from paper.tables import TABLES
@@ -34,8 +35,8 @@ from paper.tables import TABLES
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    own = dict(compare=compare, arena=arena.main, branches=branches.main)  # with options of their own
-    own["open-set"] = openset.main
+    own = dict(compare=compare, arena=arena.main, branches=branches.main, crowds=crowds.main)
+    own["open-set"] = openset.main  # all of them with options of their own
     if argv and argv[0] in own:
         return own[argv[0]](argv[1:])
     wanted = ["list", *own, "e0", "noise-battery", *TABLES, *FIGURES]
