@@ -78,7 +78,8 @@ GROUPS = {
         Option("preset", "released: the experiment as the authors' code has it", "ours", ("ours", "released")),
         Option("base", ", ".join(BASES), "pico"),
         Option("no_irnet", "the base alone: e0 is looked for, nothing is corrected", False),
-        Option("tau", "tau_epsilon of Eqs. 10-11, or auto (default: the table below)", None, "[0, 1)", tau),
+        Option("tau", "tau_epsilon of Eqs. 10-11, or auto (default: the table below; plus: auto)", None, "[0, 1)",
+               tau),
         Option("irnet", "plus: with what came later; or a part of it: docs/beyond-the-paper.md", "paper", WINDS),
         Option("views", "extra views of Eqs. 11-12, weak or strong", "w", ("none", "w", "s", "ww", "ws", "ss")),
         Option("views_share", "share of a batch that is looked at under them, by margin", None, "(0, 1]", O=0.25),
@@ -260,6 +261,8 @@ def fill(given: dict, features: bool = False, samples: int = 0) -> dict:
     for name, value in (("q", 0.05 if c["dataset"] == "cifar100" else 0.3), ("eta", 0.3)):
         c[name] = value if c[name] is None and not is_own else c[name]
     c["f"] = {True: "prototype", False: "classifier"}[of_pico] if c["f"] == "auto" else c["f"]
+    if c["tau"] is None and c["irnet"] == "plus" and c["val"] == "holdout":
+        c["tau"] = "auto"  # it has no knob
     # at e0 a stricter one may be found
     c["careful"] = is_own and c["tau"] in (None, "auto") and not c["no_irnet"]
     c["tau_auto"] = c["tau"] == "auto" and not c["no_irnet"]

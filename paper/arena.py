@@ -4,6 +4,9 @@ A run counts by its accuracy after the last epoch, never by its best. Runs share
 ones are not repeated, stopped ones go on, so that any part (--methods, --cells, --seeds) may be run at any time.
 "best tau" stands for the tau of a grid whose mean on the test set is highest: what no user can know, and so no
 method, but a bar for one without a knob. It wins nothing here.
+
+Methods differ in what an epoch costs. --equal METHOD runs each of the others again with as many epochs as make its
+CPU-seconds those of METHOD, by the runs that are finished; the table is then of these.
 """
 
 from __future__ import annotations
@@ -31,12 +34,12 @@ METHODS = {
     "PRODEN + IRNet": "--base proden",
     "PRODEN + IRNet, best tau": "--base proden",
     "PRODEN + IRNet, auto": "--base proden --tau auto",
-    "PRODEN + IRNet plus": "--base proden --tau auto --irnet plus",
+    "PRODEN + IRNet plus": "--base proden --irnet plus",
     "PiCO": "--base pico --no-irnet",
     "PiCO + IRNet": "--base pico",
     "PiCO + IRNet, best tau": "--base pico",
     "PiCO + IRNet, auto": "--base pico --tau auto",
-    "PiCO + IRNet plus": "--base pico --tau auto --irnet plus",
+    "PiCO + IRNet plus": "--base pico --irnet plus",
     "PiCO+": "--base pico+ --no-irnet",
     "ALIM": "--base alim --no-irnet",
     "PALS": "--base pals --no-irnet",
@@ -83,12 +86,16 @@ def short(name: str) -> str:
     return name.lower().replace(" + ", "-").replace(", ", "-").replace(" ", "-")
 
 
-def ask(grid: Grid, method: str, cell: str, seeds: list[int], source: Path) -> dict[str, list[Path]]:
-    """The runs of a method on a cell, by name: one of each tau of the grid for "best tau", else one -> folders."""
+def ask(
+    grid: Grid, method: str, cell: str, seeds: list[int], source: Path, epochs: int | None = None
+) -> dict[str, list[Path]]:
+    """The runs of a method on a cell, by name: one of each tau of the grid for "best tau", else one -> folders.
+    epochs: in place of the preset's."""
     asked = {}
     base = METHODS[method].split()[1]
     for tau in TAUS[base] if method.endswith("best tau") else [None]:
         name = short(method.removesuffix(", best tau")) + ("" if tau is None else f"-tau{tau:g}")
+        name += "" if epochs is None else f"-epochs{epochs}"
         folders = []
         for seed in seeds:
             words = CELLS[cell].format(folder=grid.folder, seed=seed).split()
@@ -96,6 +103,7 @@ def ask(grid: Grid, method: str, cell: str, seeds: list[int], source: Path) -> d
                 return {}  # it needs the noise rate
             argv = [*METHODS[method].split(), *words, *([] if tau is None else ["--tau", str(tau)]), *grid.options]
             argv += ["--seed", str(seed), *(["--data", grid.data] if grid.data else [])]
+            argv += [] if epochs is None else ["--epochs", str(epochs)]
             path = Path(words[1])
             make = {"cla": lambda p, s: class_dependent(p, s), "cif": lambda p, s: cifar(p, source)}
             if path.parent == grid.folder and not path.exists():
@@ -106,14 +114,27 @@ def ask(grid: Grid, method: str, cell: str, seeds: list[int], source: Path) -> d
     return asked
 
 
+def equal_epochs(asked: dict[str, dict], cell: str, method: str, to: str) -> int | None:
+    """As many as make a method's CPU-seconds on a cell those of another's; None: no runs to tell by, or its own."""
+    mine, others = (measured(asked[name][cell]) for name in (method, to))
+    if method == to or not mine or not others:
+        return None
+    config = next(f / "config.json" for f in itertools.chain(*asked[method][cell].values()) if finished(f))
+    return max(1, round(json.loads(config.read_text())["epochs"] * others[1] / mine[1]))
+
+
 # ------------------------------------------------------------------ the table
+
+
+def finished(folder: Path) -> bool:
+    return (folder / "summary.json").exists()
 
 
 def measured(asked: dict[str, list[Path]]) -> tuple[list[float], float] | None:
     """Last accuracies in per cent of what is finished, and CPU-seconds a run; of a grid the best in the mean."""
     found = []
     for folders in asked.values():
-        done = [json.loads(path.read_text()) for f in folders if (path := f / "summary.json").exists()]
+        done = [json.loads((f / "summary.json").read_text()) for f in folders if finished(f)]
         if done:
             found.append(([100 * s["last"] for s in done], statistics.mean(s["cpu_seconds"] for s in done)))
     return max(found, key=lambda one: statistics.mean(one[0])) if found else None
@@ -157,21 +178,33 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), metavar="M", help=", ".join(METHODS))
     parser.add_argument("--cells", nargs="+", default=list(CELLS), metavar="C", help=", ".join(CELLS))
     parser.add_argument("--seeds", type=int, nargs="+", help="(default 0 to 4 on digits, 0 to 2 elsewhere)")
+    parser.add_argument("--equal", metavar="M", help="each other method with the CPU-seconds of this one")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="at the same time; 0: only the table")
     parser.add_argument("--out", type=Path, default=Path("reproduced"), help="folder (default reproduced)")
     parser.add_argument("--data", default="", metavar="DIR", help="as train.py's --data")
     parser.add_argument("--cifar", type=Path, default=Path("..") / CIFAR, help=f"(default ../{CIFAR})")
     parser.add_argument("--options", nargs="...", default=[], help="the rest goes to every train.py")
     chosen = parser.parse_args(argv)
-    for given, names, flag in ((chosen.methods, METHODS, "--methods"), (chosen.cells, CELLS, "--cells")):
+    for given, names, flag in (
+        (chosen.methods, METHODS, "--methods"),
+        (chosen.cells, CELLS, "--cells"),
+        ([chosen.equal] if chosen.equal else [], chosen.methods, "--equal"),
+    ):
         for name in given:
             if name not in names:
                 parser.error(nearest(flag, name, list(names)))
     try:
         grid = Grid("digits", [0], chosen.out, chosen.data, chosen.options)
         grid.folder = chosen.out / "arena"
-        asked = {m: {c: ask(grid, m, c, seeds_of(c, chosen.seeds), chosen.cifar) for c in chosen.cells}
-                 for m in chosen.methods}  # fmt: skip
+
+        def all_runs(epochs) -> dict[str, dict]:
+            return {m: {c: ask(grid, m, c, seeds_of(c, chosen.seeds), chosen.cifar, epochs(m, c))
+                        for c in chosen.cells} for m in chosen.methods}  # fmt: skip
+
+        asked = all_runs(lambda method, cell: None)
+        if chosen.equal:
+            before, grid.jobs = asked, {}
+            asked = all_runs(lambda method, cell: equal_epochs(before, cell, method, chosen.equal))
         grid.folder.mkdir(parents=True, exist_ok=True)
         grid.check()
         failed = grid.run(chosen.jobs) if chosen.jobs > 0 else []
@@ -180,6 +213,7 @@ def main(argv: list[str]) -> int:
         return 2
     results = {m: {c: measured(folders) for c, folders in row.items()} for m, row in asked.items()}
     text = "\n".join(table(results)) + "\n"
-    (grid.folder / "arena.md").write_text(text)
-    print(f"\n{text}\nwritten to {grid.folder / 'arena.md'}")
+    path = grid.folder / ("arena-equal.md" if chosen.equal else "arena.md")
+    path.write_text(text)
+    print(f"\n{text}\nwritten to {path}")
     return 1 if failed else 0

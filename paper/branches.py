@@ -28,7 +28,7 @@ CHOICES = {
     "alone": "--no-irnet",
     "preset": "",
     "auto": "--tau auto",
-    **{name: f"--irnet {name}" for name in ("votes", "back", "mix", "votes+back", "plus")},
+    **{name: f"--irnet {name}" for name in ("votes", "back", "mix", "votes+back")},
     **{f"auto, {name}": f"--tau auto --irnet {name}" for name in ("votes", "now", "mix", "votes+back", "plus")},
     "auto, no views": "--tau auto --views none",
     "grid": "",  # every tau of the grid

@@ -61,6 +61,21 @@ def test_the_best_tau_is_the_best_in_the_mean_of_all_seeds(tmp_path):
     assert arena.measured(dict(none=[tmp_path / "none"])) is None
 
 
+def test_equal_seconds_by_hand(tmp_path):
+    asked = {}
+    for name, seconds in dict(slow=30.0, fast=12.0).items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "summary.json").write_text(json.dumps(dict(last=0.5, cpu_seconds=seconds)))
+        (folder / "config.json").write_text(json.dumps(dict(epochs=40)))
+        asked[name] = dict(cell={name: [tmp_path / "not finished", folder]})
+    asked["none"] = dict(cell={})
+    assert arena.equal_epochs(asked, "cell", "fast", "slow") == 100
+    assert arena.equal_epochs(asked, "cell", "slow", "fast") == 16
+    assert arena.equal_epochs(asked, "cell", "slow", "slow") is None
+    assert arena.equal_epochs(asked, "cell", "none", "slow") is arena.equal_epochs(asked, "cell", "slow", "none")
+
+
 def test_made_data_have_sets_by_class_or_none(tmp_path):
     arena.class_dependent(tmp_path / "classes.npz", 1)
     d = data.load(str(tmp_path / "classes.npz"))
@@ -94,6 +109,13 @@ def test_the_command_runs_what_is_missing_and_writes_its_table(monkeypatch, caps
     best = max(got[1:], key=lambda s: s["last"])
     table = [line for line in out.splitlines() if line.startswith("| PRODEN")]
     assert f"| {100 * got[0]['last']:.1f} ± 0.0 |" in table[0] and f"| {100 * best['last']:.1f} ±" in table[1]
+    equal = ["--equal", "PRODEN + IRNet", "--methods", "PRODEN", "PRODEN + IRNet"]
+    argv[argv.index("--methods") : argv.index("--cells")] = equal
+    assert main(argv) == 0  # nothing to tell PRODEN's epochs by: it is run with the preset's first
+    assert main(argv) == 0 and "arena-equal.md" in capsys.readouterr().out
+    of = summary("o/arena/digits-q0.3-eta0.3-proden-seed3")["cpu_seconds"]
+    epochs = max(1, round(3 * got[0]["cpu_seconds"] / of))
+    assert len(list(arena.Path("o/arena").glob(f"*-proden-epochs{epochs}-seed3/summary.json"))) == 1
     assert main([*argv[: argv.index("--options")], "--jobs", "0"]) == 2  # finished runs of other options
     assert "another --out" in capsys.readouterr().err
 

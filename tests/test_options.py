@@ -104,6 +104,15 @@ def test_bad_input_gets_one_line_and_exit_2(argv, named, capfd):
 # ------------------------------------------------------------------ right ones
 
 
+def test_plus_has_no_knob():
+    plus = options.configure(["--irnet", "plus"])
+    assert plus.tau_auto and plus.tau == 0.0
+    for more in (["--tau", "0.1"], ["--val", "test"]):  # given; or nothing to estimate the rate by
+        c = options.configure(["--irnet", "plus", *more])
+        assert not c.tau_auto and c.tau == (0.1 if "--tau" in more else 0.004)
+    assert not options.configure([]).tau_auto and not options.configure(["--irnet", "votes"]).tau_auto
+
+
 def test_presets_are_the_released_values():
     c = options.configure(["--dataset", "kmnist", "--q", "0.5", "--eta", "0.3", "--base", "pico"])
     got = (c.arch, c.epochs, c.batch_size, c.lr, c.weight_decay, c.crop, c.proto_start, c.queue, c.key_momentum)
