@@ -89,7 +89,8 @@ def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
         augment.compile_operations()
         models.compile_backbones(network)
     part = (lambda rows: slice(None)) if base.mixes else ranks.part
-    views = data.ImageViews(generator, part, crop=c.crop, flip=c.flip)
+    flip = 0.5 * (dataset.images.shape[1] == 3) if c.flip == "auto" else c.flip
+    views = data.ImageViews(generator, part, crop=c.crop, flip=flip)
     views = data.FeatureViews(generator, c.feature_noise, dataset.std, part) if dataset.features else views
     return Learner(
         ranks.spread(network, parts=not base.mixes), shape, base, refine, optimizer, views,

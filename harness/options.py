@@ -25,7 +25,7 @@ WINDS = ("paper", "votes", "now", "back", "mix", "votes+back", "plus")  # IRNet 
 FS, FORMS = ("auto", "prototype", "classifier"), ("average", "soft_target")
 
 
-def tau(text: str) -> float | str:
+def number(text: str) -> float | str:
     """A number, or auto."""
     return text if text == "auto" else float(text)
 
@@ -79,7 +79,7 @@ GROUPS = {
         Option("base", ", ".join(BASES), "pico"),
         Option("no_irnet", "the base alone: e0 is looked for, nothing is corrected", False),
         Option("tau", "tau_epsilon of Eqs. 10-11, or auto (default: the table below; plus: auto)", None, "[0, 1)",
-               tau),
+               number),
         Option("irnet", "plus: with what came later; or a part of it: docs/beyond-the-paper.md", "paper", WINDS),
         Option("views", "extra views of Eqs. 11-12, weak or strong", "w", ("none", "w", "s", "ww", "ws", "ss")),
         Option("views_share", "share of a batch that is looked at under them, by margin", None, "(0, 1]", O=0.25),
@@ -115,7 +115,8 @@ GROUPS = {
         Option("lr", "of SGD at the start of its cosine", None, "(0, 1e6]", P=0.01, small=0.02, narrow=0.05),
         Option("weight_decay", "of SGD", None, "[0, 1e6]", C=1e-3, narrow=1e-4),
         Option("crop", "smallest area of a random crop, of 1", None, "(0, 1]", C=0.2, small=0.8, narrow=0.85),
-        Option("flip", "probability of a horizontal flip", None, "[0, 1]", C=0.5, small=0.0),
+        Option("flip", "probability of a horizontal flip; auto: 0.5 of colour images, of others 0", None, "[0, 1]",
+               number, C=0.5, small="auto"),
         Option("seed", "of everything random", 0, "[0, 9223372036854775807]"),
         Option("device", "auto: the best there is", "auto", ("auto", "cpu", "cuda", "mps")),
         Option("amp", "auto: bf16 where card or CPU (from 28x28 on) has it, else fp16 on a card", "auto", AMPS),
@@ -182,7 +183,7 @@ def parse(argv: list[str] | None) -> dict:
             flags = [flag(o.name), *(["--size"] if o.name == "image_size" else [])]
             said = "" if o.default in (None, (), False) or "(default" in o.help else f" (default {o.default})"
             choices = o.allowed if isinstance(o.allowed, tuple) else None
-            show = None if choices else {int: "N", float: "X", tau: "X", str: "NAME"}.get(o.type)
+            show = None if choices else {int: "N", float: "X", number: "X", str: "NAME"}.get(o.type)
             more = dict(type=o.type, nargs=o.count, metavar=show, choices=choices)
             more = dict(action="store_true", default=None) if o.type is bool else more
             add(*flags, dest=o.name, help=o.help + said, **more)
@@ -310,8 +311,8 @@ def check(c: dict) -> dict:
 
 
 def inside(value, interval: str | tuple) -> bool:
-    if not interval or isinstance(interval, tuple) or value is None:
-        return True  # argparse has looked at choices
+    if not interval or isinstance(interval, tuple) or value in (None, "auto"):
+        return True  # argparse has looked at choices, and at what may be auto
     low, high = (int(end) if end.strip().isdecimal() else float(end) for end in interval[1:-1].split(","))
     return low <= value <= high and (value > low or interval[0] == "[") and (value < high or interval[-1] == "]")
 

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torchvision.transforms.functional as TF
@@ -9,6 +10,8 @@ from torchvision.transforms import RandomResizedCrop
 
 import augment as A
 import data
+import train
+from harness.options import configure
 
 N = 24
 
@@ -279,3 +282,14 @@ def test_weak_is_crop_then_jitter_in_the_drawn_order():
     for name in order:
         want = each(getattr(TF, f"adjust_{name}"), want, factors[name])
     assert_close(got, want)
+
+
+@pytest.mark.parametrize(("channels", "flip"), [(3, 0.5), (1, 0.0)])
+def test_colour_images_are_mirrored_by_default_and_grey_ones_are_not(channels, flip):
+    shape = (24, 8, 8, 3)[: 4 if channels == 3 else 3]
+    x = np.random.RandomState(0).randint(0, 256, shape).astype(np.uint8)
+    np.savez("own.npz", x_train=x, candidates=np.eye(4, dtype=bool)[np.arange(24) % 4])
+    for argv, want in (([], flip), (["--flip", "0.25"], 0.25)):
+        c = configure(["--dataset", "own.npz", *argv], data.has_features)
+        learner, _ = train.prepare(c, data.load(c.dataset))
+        assert learner.views.strength["flip"] == want
