@@ -10,8 +10,7 @@ from torchvision.transforms import RandomResizedCrop
 
 import augment as A
 import data
-import train
-from harness.options import configure
+from conftest import prepared
 
 N = 24
 
@@ -290,6 +289,5 @@ def test_colour_images_are_mirrored_by_default_and_grey_ones_are_not(channels, f
     x = np.random.RandomState(0).randint(0, 256, shape).astype(np.uint8)
     np.savez("own.npz", x_train=x, candidates=np.eye(4, dtype=bool)[np.arange(24) % 4])
     for argv, want in (([], flip), (["--flip", "0.25"], 0.25)):
-        c = configure(["--dataset", "own.npz", *argv], data.has_features)
-        learner, _ = train.prepare(c, data.load(c.dataset))
+        learner = prepared(["--dataset", "own.npz", "--batch-size", "4", *argv])[1]
         assert learner.views.strength["flip"] == want
