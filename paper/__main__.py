@@ -36,10 +36,10 @@ from paper.tables import TABLES
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     own = dict(compare=compare, arena=arena.main, branches=branches.main, crowds=crowds.main)
-    own["open-set"] = openset.main  # all of them with options of their own
+    own |= {"open-set": openset.main, "noise-battery": battery.main}  # all of them with options of their own
     if argv and argv[0] in own:
         return own[argv[0]](argv[1:])
-    wanted = ["list", *own, "e0", "noise-battery", *TABLES, *FIGURES]
+    wanted = ["list", *own, "e0", *TABLES, *FIGURES]
     parser = Parser("python -m paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=wanted, metavar="WHAT", help=", ".join(wanted))
     parser.add_argument("--scale", default="digits", choices=list(SCALES), help="size of the runs (default digits)")
@@ -58,8 +58,6 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--jobs and --seeds: at least one")
     if chosen.what == "e0":
         return when.main(chosen.out, chosen.data)
-    if chosen.what == "noise-battery":
-        return battery.main(chosen.out, chosen.seeds, chosen.options)
     if chosen.what == "list":
         show_list(chosen.scale, chosen.seeds, chosen.out)
         return 0

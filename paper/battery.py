@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
 import time
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import irnet
 import train
 from crowd import caution, noise
 from crowd.annotators import Votes
-from harness import checkpoint
+from harness import InputError, Parser, checkpoint
 from harness.options import configure
 
 ETAS = (0.0, 0.05, 0.1, 0.2, 0.3)
@@ -194,16 +195,11 @@ def known(learner, samples) -> dict:
     )
 
 
-def cells(seeds: list[int]):
-    for seed, (way, rates) in itertools.product(seeds, RATES.items()):
-        for rate in rates:
-            yield way, rate, seed
-
-
-def run(seeds: list[int], folder: Path, words: str = "--dataset digits") -> list[Path]:
+def run(seeds: list[int], folder: Path, ways: list[str], words: str = "--dataset digits") -> list[Path]:
     """Trains what the folder has not yet, all to e0 first; gives all cells."""
     folder.mkdir(parents=True, exist_ok=True)
-    every = {folder / f"{way}-{rate:g}-seed{seed}.npz": (way, rate, seed) for way, rate, seed in cells(seeds)}
+    cells = ((way, rate, seed) for seed, way in itertools.product(seeds, ways) for rate in RATES[way])
+    every = {folder / f"{way}-{rate:g}-seed{seed}.npz": (way, rate, seed) for way, rate, seed in cells}
     for path, (way, rate, seed) in every.items():
         if not path.exists():
             began = time.monotonic()
@@ -271,9 +267,21 @@ def table(paths: list[Path]):
         yield f"| {way} | {len(rows)} | {covered} | {error:.1f} | {width:.1f} | {said} | {' | '.join(ends)} |"
 
 
-def main(out: Path, seeds: list[int], more: list[str]) -> int:
-    folder = out / "noise-battery"
-    lines = list(table(run(seeds, folder, " ".join(more) or "--dataset digits")))
+def main(argv: list[str]) -> int:
+    parser = Parser("python -m paper noise-battery", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--ways", nargs="+", default=list(RATES), choices=list(WAYS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default 0 1 2)")
+    parser.add_argument("--out", type=Path, default=Path("reproduced"), help="folder (default reproduced)")
+    parser.add_argument("--options", nargs="...", default=[], help="the rest: whose images, as --dataset kmnist")
+    chosen = parser.parse_args(argv)
+    try:
+        words = " ".join(chosen.options) or "--dataset digits"
+        dataset = configure(words.split()).dataset
+        folder = chosen.out / ("noise-battery" if dataset == "digits" else f"noise-battery-{dataset}")
+        lines = list(table(run(chosen.seeds, folder, chosen.ways, words)))
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     (folder / "table.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
     return 0
