@@ -103,7 +103,7 @@ def card(row: dict, number: dict[str, int], names: str) -> str:
     )
     facts += [("probable", likely), ("margin", e(row["margin"]))]
     if row.get("votes"):
-        heard = ", ".join(" ".join(part.rsplit(":", 1)) for part in row["votes"].split("|"))
+        heard = ", ".join(" × ".join(part.rsplit(":", 1)[::-1]) for part in row["votes"].split("|"))
         facts.append(("votes", e(heard)))
     facts += [(key, e(row[key].replace("|", ", "))) for key in ("consensus", "decided", "truth") if row.get(key)]
     if row.get("p_outside") and float(row["p_outside"]) >= SURE:

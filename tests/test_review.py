@@ -1,6 +1,7 @@
 """review.html: what it shows, what it asks for, and a run's data found again."""
 
 import base64
+import html
 import io
 import re
 from html.parser import HTMLParser
@@ -40,6 +41,9 @@ def test_the_review_shows_what_labels_csv_says_and_asks_for_nothing_else():
     aside = sum(row["split"] == "score" for row in shown)
     assert 0 < aside == text.count("for scoring, so never corrected")
     assert re.findall(r"<h2>(.*?)</h2>", text) == [row["file"] for row in shown]
+    for card, row in zip(text.split("<article")[1:], shown, strict=True):
+        heard = dict(part.rsplit(":", 1) for part in row["votes"].split("|"))
+        assert all(f"{n} × {html.escape(label)}" in card for label, n in heard.items())
     first = re.search(r'src="data:image/png;base64,(.*?)"', text)[1]
     thumbnail = np.array(Image.open(io.BytesIO(base64.b64decode(first))))
     assert np.array_equal(thumbnail, np.array(Image.open("mine/" + shown[0]["file"])))  # the file, not 8x8
