@@ -269,7 +269,8 @@ def estimate_noise(logits: Tensor, candidates: Tensor) -> tuple[float, float, tu
         P(S | x) / g = (1 - eta) sum_{j in S} f_j + eta |S|/(C-|S|) sum_{j not in S} f_j
     A full set stays clean, whatever eta is, and says nothing.
 
-    The interval has every eta whose likelihood, T at its best for it, is not far below the largest (chi-square).
+    The interval has every eta whose likelihood, T at its best for it, is not far below the largest (chi-square),
+    up to the next step of 0.005 outside: it is never too narrow for want of steps.
     A bootstrap would do on large samples; of a small one without a noisy set it makes [0, 0], sure without reason.
     """
     size, classes = candidates.sum(1), candidates.shape[1]
@@ -287,8 +288,9 @@ def estimate_noise(logits: Tensor, candidates: Tensor) -> tuple[float, float, tu
         found.append(torch.lerp(clean, noisy, etas[:, None]).clamp_min(1e-300).log().sum(1))  # [etas]
     likelihood, best = torch.stack(found).max(0)  # log, over T: [etas]
     at = likelihood.argmax()
-    within = etas[likelihood >= likelihood[at] - 1.92]  # half of 3.84, chi-square's 95 % at one degree of freedom
-    return float(etas[at]), float(temperatures[best[at]]), (float(within[0]), float(within[-1]))
+    within = (likelihood >= likelihood[at] - 1.92).nonzero()[:, 0]  # half of 3.84: 95 %, one degree of freedom
+    low, high = etas[(within[0] - 1).clamp_min(0)], etas[(within[-1] + 1).clamp_max(len(etas) - 1)]
+    return float(etas[at]), float(temperatures[best[at]]), (float(low), float(high))
 
 
 # ------------------------------------------------------------------ diagnostics (need the hidden truth)

@@ -135,10 +135,11 @@ def profile(
         found.append((mixed.log() + most).sum(1))  # [etas]
     both = torch.stack(found)  # [temperatures, etas]
     likelihood = both.amax(0)
-    within = ETAS[likelihood >= likelihood.max() - WITHIN]
+    within = (likelihood >= likelihood.max() - WITHIN).nonzero()[:, 0]
+    ends = ETAS[(within[0] - 1).clamp_min(0)], ETAS[(within[-1] + 1).clamp_max(len(ETAS) - 1)]  # a step outside
     both = both + count.likelihood(torch.stack(accuracy)) if count else both
     best, at = divmod(int(both.argmax()), len(ETAS))
-    low, high, gain = min(ETAS[at], within[0]), max(ETAS[at], within[-1]), both.max() - both[:, 0].max()
+    low, high, gain = min(ETAS[at], ends[0]), max(ETAS[at], ends[1]), both.max() - both[:, 0].max()
     return float(ETAS[at]), float(temperatures[best]), float(low), float(high), float(gain)
 
 

@@ -63,7 +63,7 @@ def test_the_estimate_maximises_the_likelihood_written_as_a_loop():
     y = torch.multinomial(logits.softmax(1), 1, generator=g)[:, 0]
     sets = data.corrupt(y, 4, 0.3, 0.2, g)
     sets[0], sets[1] = True, False  # full and empty sets say nothing
-    eta, temperature, _ = irnet.estimate_noise(logits, sets)
+    eta, temperature, (low, high) = irnet.estimate_noise(logits, sets)
 
     def likelihood(eta, temperature):
         total = 0.0
@@ -79,6 +79,13 @@ def test_the_estimate_maximises_the_likelihood_written_as_a_loop():
         assert likelihood(other, temperature) < best
     for factor in (0.85, 1.18):
         assert likelihood(eta, temperature * factor) < best
+
+    def profiled(eta):
+        return max(likelihood(eta, temperature * factor) for factor in np.geomspace(0.5, 2, 49))
+
+    # the ends are outside of 95 %, by no more than a step
+    for end, inwards in ((low, 0.006), (high, -0.006)):
+        assert profiled(end) < best - 1.92 + 0.05 and profiled(end + inwards) > best - 1.92 - 0.05
 
 
 def test_the_estimate_at_the_edges():
