@@ -94,7 +94,7 @@ def main(argv: list[str]) -> int:
     chosen = parser.parse_args(argv)
     asked = {}
     try:
-        grid = Grid("digits", [0], chosen.out, "", chosen.options)
+        grid = Grid("digits", [0], chosen.out, "", [])  # the options are for one's own data only
         grid.folder = chosen.out / "crowds"
         grid.folder.mkdir(parents=True, exist_ok=True)
         for crowd in chosen.crowds:

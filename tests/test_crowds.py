@@ -23,7 +23,7 @@ def test_the_crowds_are_what_they_say():
 
 def test_the_command_scores_every_column_against_the_truth_and_goes_on(monkeypatch, capsys):
     monkeypatch.setattr(crowds, "FEW", 300)
-    argv = "crowds --crowds spammer --draws 3 --out o --options --epochs 3 --base proden".split()
+    argv = "crowds --crowds spammer --draws 3 --out o --options --epochs 3 --base proden --follow-votes".split()
     assert main(argv) == 0
     first = capsys.readouterr().out
     line = next(line for line in first.splitlines() if line.startswith("| spammer"))
