@@ -115,7 +115,7 @@ GROUPS = {
         Option("lr", "of SGD at the start of its cosine", None, "(0, 1e6]", P=0.01, small=0.02, narrow=0.05),
         Option("weight_decay", "of SGD", None, "[0, 1e6]", C=1e-3, narrow=1e-4),
         Option("crop", "smallest area of a random crop, of 1", None, "(0, 1]", C=0.2, small=0.8, narrow=0.85),
-        Option("flip", "probability of a horizontal flip; auto: 0.5 of colour images, of others 0", None, "[0, 1]",
+        Option("flip", "probability of a horizontal flip; auto: 0.5 for colour images, 0 for grey", None, "[0, 1]",
                number, C=0.5, small="auto"),
         Option("seed", "of everything random", 0, "[0, 9223372036854775807]"),
         Option("device", "auto: the best there is", "auto", ("auto", "cpu", "cuda", "mps")),
@@ -217,8 +217,6 @@ def check_given(given: dict) -> dict:
         raise InputError("--base alim: it needs the noise rate, which nobody knows of one's own sets; use another")
     if is_own and ("q" in given) != ("eta" in given):
         raise InputError("--q, --eta: give both, or neither where the file has candidate sets of its own")
-    if given.get("tau") == "auto" and given.get("val") == "test":
-        raise InputError("--tau auto: it needs the held-out part; leave --val out, or give a number")
     if given.get("irnet", "paper") != "paper" and given.get("no_irnet"):
         raise InputError(f"--irnet {given['irnet']}, --no-irnet: one of them")
     if given.get("resume") and given.get("overwrite"):
@@ -264,6 +262,8 @@ def fill(given: dict, features: bool = False, samples: int = 0) -> dict:
     c["f"] = {True: "prototype", False: "classifier"}[of_pico] if c["f"] == "auto" else c["f"]
     if c["tau"] is None and c["irnet"] == "plus" and c["val"] == "holdout":
         c["tau"] = "auto"  # it has no knob
+    if c["tau"] == "auto" and c["val"] == "test":
+        raise InputError("--tau auto: it needs the held-out part; --val holdout, or give a number")
     # at e0 a stricter one may be found
     c["careful"] = is_own and c["tau"] in (None, "auto") and not c["no_irnet"]
     c["tau_auto"] = c["tau"] == "auto" and not c["no_irnet"]

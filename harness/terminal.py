@@ -79,10 +79,13 @@ class Screen:
         a first line after eight seconds, then one a minute."""
         now = time.monotonic()
         self.steps_done += 1
+        if self.steps_done == 1:  # with all that comes before it: no measure of the others
+            self.first = now
+            return
         if now - self.shown < (0.2 if self.live else 8 if self.shown == self.began else 60):
             return
         self.shown = now
-        pace = (now - self.began) / self.steps_done
+        pace = (now - self.first) / (self.steps_done - 1)
         left = (self.epochs - epoch) * self.steps + steps - step
         text = (
             f"epoch {epoch}/{self.epochs}  step {step}/{steps}  {duration((steps - step) * pace)} left in it, "

@@ -5,8 +5,8 @@ ones are not repeated, stopped ones go on, so that any part (--methods, --cells,
 "best tau" stands for the tau of a grid whose mean on the test set is highest: what no user can know, and so no
 method, but a bar for one without a knob. It wins nothing here.
 
-Methods differ in what an epoch costs. --equal METHOD runs each of the others again with as many epochs as make its
-CPU-seconds those of METHOD, by the runs that are finished; the table is then of these.
+Methods differ in what an epoch costs. --equal METHOD then runs each of the others again, with as many epochs as
+make its CPU-seconds those of METHOD, and the table is of these.
 """
 
 from __future__ import annotations
@@ -90,9 +90,11 @@ def ask(
     grid: Grid, method: str, cell: str, seeds: list[int], source: Path, epochs: int | None = None
 ) -> dict[str, list[Path]]:
     """The runs of a method on a cell, by name: one of each tau of the grid for "best tau", else one -> folders.
-    epochs: in place of the preset's."""
+    epochs: in place of the preset's; 0: no run."""
     asked = {}
     base = METHODS[method].split()[1]
+    if epochs == 0:
+        return {}
     for tau in TAUS[base] if method.endswith("best tau") else [None]:
         name = short(method.removesuffix(", best tau")) + ("" if tau is None else f"-tau{tau:g}")
         name += "" if epochs is None else f"-epochs{epochs}"
@@ -103,7 +105,7 @@ def ask(
                 return {}  # it needs the noise rate
             argv = [*METHODS[method].split(), *words, *([] if tau is None else ["--tau", str(tau)]), *grid.options]
             argv += ["--seed", str(seed), *(["--data", grid.data] if grid.data else [])]
-            argv += [] if epochs is None else ["--epochs", str(epochs)]
+            argv += [] if epochs is None else ["--epochs", str(epochs), "--e0-rule", "knee"]  # as with the preset's
             path = Path(words[1])
             make = {"cla": lambda p, s: class_dependent(p, s), "cif": lambda p, s: cifar(p, source)}
             if path.parent == grid.folder and not path.exists():
@@ -115,9 +117,12 @@ def ask(
 
 
 def equal_epochs(asked: dict[str, dict], cell: str, method: str, to: str) -> int | None:
-    """As many as make a method's CPU-seconds on a cell those of another's; None: no runs to tell by, or its own."""
+    """As many as make a method's CPU-seconds on a cell those of another's; None: its own, as they are. 0: there are
+    no runs to tell by."""
     mine, others = (measured(asked[name][cell]) for name in (method, to))
-    if method == to or not mine or not others:
+    if not mine or not others:
+        return 0
+    if method == to:
         return None
     config = next(f / "config.json" for f in itertools.chain(*asked[method][cell].values()) if finished(f))
     return max(1, round(json.loads(config.read_text())["epochs"] * others[1] / mine[1]))
@@ -201,13 +206,15 @@ def main(argv: list[str]) -> int:
             return {m: {c: ask(grid, m, c, seeds_of(c, chosen.seeds), chosen.cifar, epochs(m, c))
                         for c in chosen.cells} for m in chosen.methods}  # fmt: skip
 
+        grid.folder.mkdir(parents=True, exist_ok=True)
         asked = all_runs(lambda method, cell: None)
+        grid.check()
+        failed = grid.run(chosen.jobs) if chosen.jobs > 0 else []
         if chosen.equal:
             before, grid.jobs = asked, {}
             asked = all_runs(lambda method, cell: equal_epochs(before, cell, method, chosen.equal))
-        grid.folder.mkdir(parents=True, exist_ok=True)
-        grid.check()
-        failed = grid.run(chosen.jobs) if chosen.jobs > 0 else []
+            grid.check()
+            failed += grid.run(chosen.jobs) if chosen.jobs > 0 else []
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -195,9 +195,15 @@ def known(learner, samples) -> dict:
     )
 
 
-def run(seeds: list[int], folder: Path, ways: list[str], words: str = "--dataset digits") -> list[Path]:
-    """Trains what the folder has not yet, all to e0 first; gives all cells."""
+def run(
+    seeds: list[int], folder: Path, ways: list[str], words: str = "--dataset digits", rates: tuple = ENDS
+) -> list[Path]:
+    """Trains what the folder has not yet, all to e0 first, these rates then to the end; gives all cells."""
     folder.mkdir(parents=True, exist_ok=True)
+    images = folder / "images.txt"
+    if images.exists() and images.read_text() != words:
+        raise InputError(f"{folder} is of {images.read_text()}, not {words}: give another --out")
+    images.write_text(words)
     cells = ((way, rate, seed) for seed, way in itertools.product(seeds, ways) for rate in RATES[way])
     every = {folder / f"{way}-{rate:g}-seed{seed}.npz": (way, rate, seed) for way, rate, seed in cells}
     for path, (way, rate, seed) in every.items():
@@ -207,7 +213,7 @@ def run(seeds: list[int], folder: Path, ways: list[str], words: str = "--dataset
             torch.save(state, path.with_suffix(".pt"))
             keep(path, found, began)
     for path, (way, rate, seed) in every.items():
-        if rate in ENDS and way != "clean" and "base" not in (found := arrays(path)):
+        if rate in rates and way != "clean" and "base" not in (found := arrays(path)):
             began = time.monotonic()
             state = torch.load(path.with_suffix(".pt"), weights_only=True)
             ends = to_the_end(made(way, rate, seed, folder, words), state, int(found["epoch"]))
@@ -271,14 +277,15 @@ def main(argv: list[str]) -> int:
     parser = Parser("python -m paper noise-battery", description=__doc__.split("\n\n")[0])
     parser.add_argument("--ways", nargs="+", default=list(RATES), choices=list(WAYS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default 0 1 2)")
+    parser.add_argument("--ends", type=float, nargs="*", default=list(ENDS), help="rates that go on to the end")
     parser.add_argument("--out", type=Path, default=Path("reproduced"), help="folder (default reproduced)")
     parser.add_argument("--options", nargs="...", default=[], help="the rest: whose images, as --dataset kmnist")
     chosen = parser.parse_args(argv)
     try:
         words = " ".join(chosen.options) or "--dataset digits"
-        dataset = configure(words.split()).dataset
+        dataset = Path(configure(words.split()).dataset).stem
         folder = chosen.out / ("noise-battery" if dataset == "digits" else f"noise-battery-{dataset}")
-        lines = list(table(run(chosen.seeds, folder, chosen.ways, words)))
+        lines = list(table(run(chosen.seeds, folder, chosen.ways, words, tuple(chosen.ends))))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

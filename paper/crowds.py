@@ -17,6 +17,7 @@ import numpy as np
 
 import data
 from harness import InputError, Parser
+from harness.options import configure
 from paper import battery
 from paper.grid import Grid
 
@@ -25,7 +26,7 @@ COLUMNS = ("majority", "predicted", "consensus")
 
 
 def four_classes(y: np.ndarray, draw: int) -> np.ndarray:
-    """Three annotators; four of the classes are hard, and each annotator takes them for one of their own."""
+    """Three annotators; four of the classes are hard, and each annotator mistakes them for others of their own."""
     rng = np.random.RandomState(1000 * draw + 11)
     said = np.where(rng.rand(len(y), 3) < 0.97, y[:, None], rng.randint(0, 10, (len(y), 3)))
     for k in rng.permutation(10)[:4]:
@@ -104,6 +105,7 @@ def main(argv: list[str]) -> int:
                     write(votes, crowd, draw)
                 words = f"--seed {draw} --threads 1 --dataset"
                 grid.jobs[folder] = [*words.split(), str(votes), *chosen.options]
+                configure(grid.jobs[folder], data.has_features)  # a wrong option is refused here
                 asked.setdefault(crowd, []).append((folder, votes))
         grid.check()
         failed = grid.run(chosen.jobs) if chosen.jobs > 0 else []

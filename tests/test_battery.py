@@ -52,3 +52,5 @@ def test_the_command_goes_on_where_it_was_and_prints_a_table(monkeypatch, capsys
     assert main(argv) == 0
     again = capsys.readouterr().out
     assert "seed3" in first and "seed3" not in again and again in first
+    assert main([*argv[:-4], "--limit-train", "200", "--limit-test", "60"]) == 2  # cells of other images
+    assert "another --out" in capsys.readouterr().err

@@ -82,6 +82,7 @@ BAD = [
     (["--tau", "automatic"], "--tau"),
     (["--irnet", "plus", "--no-irnet"], "--irnet plus"),
     (["--tau", "auto", "--val", "test"], "--tau auto"),
+    (["--tau", "auto", "--preset", "released"], "--tau auto"),
     (["--resume"], "--resume"),
     (["--nonsense"], "--nonsense"),
     (["--device", "cuda"], "--device"),
