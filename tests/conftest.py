@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -197,3 +198,16 @@ def quick(monkeypatch):
 
     monkeypatch.setattr(Grid, "_start", start)
     return started
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """A grid's runs are made here, without other processes."""
+    import train
+    from paper.grid import Grid
+
+    def start(grid, folder):
+        code = train.main([*grid.jobs[folder], "--out", str(folder)])
+        return SimpleNamespace(returncode=code, poll=lambda: code)
+
+    monkeypatch.setattr(Grid, "_start", start)

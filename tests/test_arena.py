@@ -1,13 +1,11 @@
 """The arena: its table by hand, its data, the real command at toy size."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import data
-import train
 from conftest import TOY, summary
 from paper import arena
 from paper.__main__ import main
@@ -91,14 +89,8 @@ def test_made_data_have_sets_by_class_or_none(tmp_path):
     assert d.votes is None and d.candidates is None
 
 
-def test_the_command_runs_what_is_missing_and_writes_its_table(monkeypatch, capsys, quick):
+def test_the_command_runs_what_is_missing_and_writes_its_table(monkeypatch, capsys, quick, in_this_process):
     monkeypatch.setattr(arena, "TAUS", dict(proden=(0.0, 0.9)))
-
-    def start(grid, folder):  # here, without another process
-        code = train.main([*grid.jobs[folder], "--out", str(folder)])
-        return SimpleNamespace(returncode=code, poll=lambda: code)
-
-    monkeypatch.setattr(arena.Grid, "_start", start)
     words = "--methods;PRODEN + IRNet;PRODEN + IRNet, best tau;--cells;digits-q0.3-eta0.3;--seeds;3;--out;o"
     argv = ["arena", *words.split(";"), "--options", *TOY, "--epochs", "3", "--e0", "1"]
     assert main(argv) == 0

@@ -24,7 +24,7 @@ def test_the_crowds_are_what_they_say():
     assert np.allclose(right, [0.91, 0.865, 0.82, 0.775, 0.1], atol=0.01)
 
 
-def test_the_command_scores_every_column_against_the_truth_and_goes_on(monkeypatch, capsys):
+def test_the_command_scores_every_column_against_the_truth_and_goes_on(monkeypatch, capsys, in_this_process):
     monkeypatch.setattr(crowds, "FEW", 300)
     argv = "crowds --crowds spammer --draws 3 --out o --options --epochs 3 --base proden --follow-votes".split()
     assert main(argv) == 0

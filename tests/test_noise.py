@@ -81,7 +81,7 @@ def test_the_estimate_maximises_the_likelihood_written_as_a_loop():
         assert likelihood(eta, temperature * factor) < best
 
     def profiled(eta):
-        return max(likelihood(eta, temperature * factor) for factor in np.geomspace(0.2, 5, 200))
+        return max(likelihood(eta, temperature * factor) for factor in np.geomspace(0.3, 4, 80))
 
     # the ends are outside of 95 %, by no more than a step
     for end, inwards in ((low, 0.006), (high, -0.006)):
