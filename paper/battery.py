@@ -275,9 +275,9 @@ def table(paths: list[Path]):
 
 def main(argv: list[str]) -> int:
     parser = Parser("python -m paper noise-battery", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--ways", nargs="+", default=list(RATES), choices=list(WAYS))
+    parser.add_argument("--ways", nargs="+", default=list(RATES), choices=list(WAYS), help="(default all)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default 0 1 2)")
-    parser.add_argument("--ends", type=float, nargs="*", default=list(ENDS), help="rates that go on to the end")
+    parser.add_argument("--ends", type=float, nargs="*", default=list(ENDS), help="rates that go to the end (0.2)")
     parser.add_argument("--out", type=Path, default=Path("reproduced"), help="folder (default reproduced)")
     parser.add_argument("--options", nargs="...", default=[], help="the rest: whose images, as --dataset kmnist")
     chosen = parser.parse_args(argv)
