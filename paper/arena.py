@@ -56,11 +56,8 @@ CELLS = {
 
 def class_dependent(path: Path, seed: int) -> None:
     """Digits with wrong candidates that go with the class, a fifth of the true labels deleted."""
-    d = data.load("digits")
-    x = {f"x_{part}": t.squeeze(1).numpy() for part, t in (("train", d.images), ("test", d.test_images))}
-    y = d.labels.numpy()
-    sets = battery.by_class(y, 10, 0.2, 1000 * seed + 7)
-    np.savez(path, y_train=y, y_test=d.test_labels.numpy(), candidates=sets, **x)
+    arrays = battery.arrays_of(data.load("digits"))
+    np.savez(path, candidates=battery.by_class(arrays["y_train"], 10, 0.2, 1000 * seed + 7), **arrays)
 
 
 def cifar(path: Path, source: Path) -> None:
@@ -124,22 +121,18 @@ def equal_epochs(asked: dict[str, dict], cell: str, method: str, to: str) -> int
         return 0
     if method == to:
         return None
-    config = next(f / "config.json" for f in itertools.chain(*asked[method][cell].values()) if finished(f))
+    config = next(f / "config.json" for f in itertools.chain(*asked[method][cell].values()) if Grid.finished(f))
     return max(1, round(json.loads(config.read_text())["epochs"] * others[1] / mine[1]))
 
 
 # ------------------------------------------------------------------ the table
 
 
-def finished(folder: Path) -> bool:
-    return (folder / "summary.json").exists()
-
-
 def measured(asked: dict[str, list[Path]]) -> tuple[list[float], float] | None:
     """Last accuracies in per cent of what is finished, and CPU-seconds a run; of a grid the best in the mean."""
     found = []
     for folders in asked.values():
-        done = [json.loads((f / "summary.json").read_text()) for f in folders if finished(f)]
+        done = [json.loads((f / "summary.json").read_text()) for f in folders if Grid.finished(f)]
         if done:
             found.append(([100 * s["last"] for s in done], statistics.mean(s["cpu_seconds"] for s in done)))
     return max(found, key=lambda one: statistics.mean(one[0])) if found else None

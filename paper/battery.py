@@ -131,6 +131,13 @@ RATES = dict.fromkeys(WAYS, ETAS) | dict(clean=(0.0, 0.1, 0.3, 0.5, 1.0))  # of 
 # ------------------------------------------------------------------ a cell
 
 
+def arrays_of(d: data.Dataset) -> dict[str, np.ndarray]:
+    """The images and true labels of a dataset, as one's own arrays have them."""
+    parts = ("train", d.images, d.labels), ("test", d.test_images, d.test_labels)
+    images = {f"x_{part}": x.permute(0, 2, 3, 1).squeeze(3).numpy() for part, x, _ in parts}
+    return images | {f"y_{part}": y.numpy() for part, _, y in parts}
+
+
 def made(way: str, rate: float, seed: int, folder: Path, words: str) -> list[str]:
     """Writes the cell's data and gives the options that train on it."""
     source = configure(words.split())
@@ -138,9 +145,7 @@ def made(way: str, rate: float, seed: int, folder: Path, words: str) -> list[str
     y = d.labels.numpy()
     labels = WAYS[way](y, d.num_classes, rate, 1000 * seed + 7)
     kind = "candidates" if labels.dtype == bool else "annotators"
-    images = {f"x_{part}": x.permute(0, 2, 3, 1).squeeze(3).numpy()
-              for part, x in (("train", d.images), ("test", d.test_images))}  # fmt: skip
-    np.savez(folder / "made.npz", y_train=y, y_test=d.test_labels.numpy(), **{kind: labels}, **images)
+    np.savez(folder / "made.npz", **arrays_of(d), **{kind: labels})
     return ["--dataset", str(folder / "made.npz"), "--threads", "1", "--seed", str(seed), *MORE]
 
 

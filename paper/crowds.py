@@ -53,16 +53,15 @@ CROWDS = {"four-classes": four_classes, "hard-samples": hard_samples, "spammer":
 
 
 def write(path: Path, crowd: str, draw: int) -> None:
-    d = data.load("digits")
-    n = FEW if crowd == "spammer" else len(d.labels)
-    x, y = d.images[:n].squeeze(1).numpy(), d.labels[:n].numpy()
-    test = dict(x_test=d.test_images.squeeze(1).numpy(), y_test=d.test_labels.numpy())
-    np.savez(path, x_train=x, y_train=y, annotators=CROWDS[crowd](y, draw), **test)
+    arrays = battery.arrays_of(data.load("digits"))
+    if crowd == "spammer":
+        arrays |= {name: arrays[name][:FEW] for name in ("x_train", "y_train")}
+    np.savez(path, annotators=CROWDS[crowd](arrays["y_train"], draw), **arrays)
 
 
 def measured(folder: Path, votes: Path) -> dict | None:
     """Shares of 1 of one finished run."""
-    if not (folder / "summary.json").exists():
+    if not Grid.finished(folder):
         return None
     rows = list(csv.DictReader((folder / "labels.csv").open(encoding="utf-8")))
     found = {name: statistics.mean(row[name] == row["truth"] for row in rows) for name in COLUMNS}

@@ -90,7 +90,8 @@ class Grid:
             folders.append(folder)
         return folders
 
-    def finished(self, folder: Path) -> bool:
+    @staticmethod
+    def finished(folder: Path) -> bool:
         return (folder / "summary.json").exists()
 
     def check(self) -> None:
