@@ -255,13 +255,16 @@ def features(network: nn.Module, images: Tensor) -> Tensor:
 MOST = 50_000_000  # similarities at a time
 
 
-def neighbours(z: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Of unit features [N, D] the k nearest others, or as many as there are: who [N, k], and how similar [N, k]."""
-    k, who, similar = min(k, len(z) - 1), [], []
-    for rows in torch.arange(len(z), device=z.device).split(max(1, MOST // len(z))):
-        cosine = (z[rows] @ z.T).scatter_(1, rows[:, None], -2.0)  # not itself
+def neighbours(z: Tensor, k: int, among: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Of unit features [N, D] the k nearest others, or as many as there are: who [N, k], and how similar [N, k].
+    among: the samples to choose from, all by default."""
+    all_of_them = torch.arange(len(z), device=z.device)
+    others = all_of_them if among is None else among
+    k, who, similar = min(k, len(others) - 1), [], []
+    for rows in all_of_them.split(max(1, MOST // len(others))):
+        cosine = (z[rows] @ z[others].T).masked_fill_(rows[:, None] == others, -2.0)  # not itself
         values, index = cosine.topk(k, 1)
-        who.append(index)
+        who.append(others[index])
         similar.append(values)
     return torch.cat(who), torch.cat(similar)
 

@@ -24,6 +24,7 @@ from paper.baselines import mixup
 
 PARTS = ("votes", "mix")  # of plus; the others were measured and lost
 RAMP = 10  # epochs
+VOTERS = 10_000  # of more samples so many are drawn in each epoch: else the votes would cost as much as the steps
 
 
 class Plus(irnet.IRNet):
@@ -37,7 +38,9 @@ class Plus(irnet.IRNet):
         """Before an epoch; look(function) -> function(network, x) of all plain training images x."""
         if self.started and {"votes", "now", "back"} & set(self.parts):
             sets = self.candidates if "now" in self.parts else self.before
-            self.winner = winners(look(models.features), sets)
+            n, device = len(sets), sets.device
+            drawn = torch.randperm(n, generator=self.generator, device=device)[:VOTERS] if n > VOTERS else None
+            self.winner = winners(look(models.features), sets, drawn)
             if "back" in self.parts:
                 self.take_back(weights)
 
@@ -83,7 +86,9 @@ def neighbours_of(samples: int, classes: int) -> int:
 
 
 @torch.no_grad()
-def winners(features: Tensor, candidates: Tensor) -> Tensor:
-    """[N]: the label that most of a sample's nearest others by cosine have in their sets; itself has no vote."""
-    near, _ = models.neighbours(F.normalize(features.float(), dim=1), neighbours_of(*candidates.shape))
+def winners(features: Tensor, candidates: Tensor, voters: Tensor | None = None) -> Tensor:
+    """[N]: the label that most of a sample's nearest others by cosine have in their sets; itself has no vote.
+    voters: the samples that have one, all by default."""
+    k = neighbours_of(len(candidates) if voters is None else len(voters), candidates.shape[1])
+    near, _ = models.neighbours(F.normalize(features.float(), dim=1), k, voters)
     return torch.cat([candidates[some].sum(1).argmax(1) for some in near.split(1024)])  # [1024, k, C] at a time

@@ -27,6 +27,22 @@ def test_the_neighbours_vote_with_their_sets_and_nobody_for_itself(monkeypatch):
         assert votes[winner] == max(votes)
 
 
+def test_of_many_samples_a_part_is_drawn_to_vote_anew_in_each_epoch(monkeypatch):
+    monkeypatch.setattr(plus, "VOTERS", 20)
+    features, sets = made()
+    refine = plus.Plus(sets, 0.1, 40, parts=("votes",), e0=1, generator=torch.Generator().manual_seed(3))
+    refine.end_epoch(0.5)
+    unit, g, drawn = [row / row.norm() for row in features], torch.Generator().manual_seed(3), []
+    for _ in range(2):
+        refine.begin_epoch(lambda function: features)
+        drawn.append(torch.randperm(40, generator=g)[:20].tolist())
+        for i, winner in enumerate(refine.winner.tolist()):
+            near = sorted((j for j in drawn[-1] if j != i), key=lambda j: -float(unit[i] @ unit[j]))[:15]
+            votes = [sum(bool(sets[j, k]) for j in near) for k in range(4)]
+            assert votes[winner] == max(votes)
+    assert set(drawn[0]) != set(drawn[1])
+
+
 @pytest.mark.parametrize(
     ("n", "classes", "k"), [(1437, 10, 96), (8000, 10, 100), (60, 10, 15), (9, 3, 8), (900, 20, 30)]
 )
@@ -53,7 +69,7 @@ def test_a_label_is_moved_in_only_where_the_neighbours_agree():
 
 def test_who_votes_with_which_sets(monkeypatch):
     given = []
-    monkeypatch.setattr(plus, "winners", lambda features, sets: given.append(sets) or torch.zeros(3).long())
+    monkeypatch.setattr(plus, "winners", lambda features, sets, voters: given.append(sets) or torch.zeros(3).long())
     for parts in (("votes",), ("now",), ("back",), ("mix",)):
         refine = refined(parts)
         refine.candidates[0, 2] = True  # corrected since
