@@ -141,7 +141,8 @@ class Screen:
             curve = "test accuracy, which leaks the test set; no noise estimate"
         tau = "auto" if c.tau_auto else f"{c.tau:g}"
         what = "nothing is corrected" if c.no_irnet else f"tau {tau}, extra views {c.views}"
-        self.say(f"{title(c.base)} {'alone' if c.no_irnet else 'with IRNet'} on {d.name}, seed {c.seed}")
+        mode = "" if c.irnet == "paper" else f" ({c.irnet})"
+        self.say(f"{title(c.base)} {'alone' if c.no_irnet else 'with IRNet' + mode} on {d.name}, seed {c.seed}")
         self.say(f"  data     {len(d.images):,} training and {self._data(d)}, {d.num_classes} classes")
         sets = samples.before.sum(1).float().mean()
         self.say(f"  labels   {sets:.2f} candidates a sample; {self._missing(d, samples.before, c.eta)}")

@@ -27,7 +27,8 @@ from paper.arena import TAUS, deviation
 CHOICES = {
     "alone": "--no-irnet",
     "preset": "",
-    "auto": "--tau auto",
+    "auto": "--tau auto",  # with the neighbours' votes where f is the classifier
+    "auto, paper": "--tau auto --irnet paper",
     **{name: f"--irnet {name}" for name in ("votes", "back", "mix", "votes+back")},
     **{f"auto, {name}": f"--tau auto --irnet {name}" for name in ("votes", "now", "mix", "votes+back", "plus")},
     "auto, no views": "--tau auto --views none",

@@ -71,6 +71,23 @@ def test_the_command_retunes_from_e0_on_and_resumes(monkeypatch):
     assert goes_on_as("whole", argv, 10, monkeypatch)
 
 
+@pytest.mark.parametrize(
+    ("given", "want"),
+    [
+        (dict(base="proden", tau="auto"), "votes"),
+        (dict(base="pico", tau="auto"), "paper"),
+        (dict(base="pico", tau="auto", f="classifier"), "votes"),
+        (dict(base="proden", tau="auto", irnet="paper"), "paper"),  # asked for
+        (dict(base="proden", tau="auto", irnet="plus"), "plus"),
+        (dict(base="proden", tau="auto", no_irnet=True), "paper"),
+        (dict(base="proden", tau=0.1), "paper"),
+        (dict(base="proden"), "paper"),
+    ],
+)
+def test_where_f_is_the_classifier_the_neighbours_must_agree(given, want):
+    assert options.fill(dict(dataset="digits") | given)["irnet"] == want
+
+
 def test_with_ones_own_data_the_guard_still_decides():
     given = dict(dataset="mine.npz", base="proden", tau="auto")
     c = options.fill(given)
