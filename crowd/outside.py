@@ -63,26 +63,26 @@ def outside(p: Tensor, features: Tensor, candidates: Tensor) -> tuple[Tensor, Te
 # ------------------------------------------------------------------ in a run
 
 
-def due(samples, epoch: int, e0: int | None, epochs: int, drop: bool) -> bool:
-    """Whether to look for them after this epoch: at e0; those left out about ten times more, and at the end. Those
-    that are trained on would be fitted to their sets by then, and so belong."""
+def due(samples, epoch: int, e0: int | None, epochs: int) -> bool:
+    """Whether to look for them after this epoch: at e0, about ten times more, and at the end. At e0 many are hard
+    samples of a class: what a better network knows comes back. (Strangers that are trained on are fitted to their
+    sets in time; most of what is left is right.)"""
     if samples.p_outside is None:
         return e0 is not None
-    return drop and ((epoch - e0) % max(1, epochs // 10) == 0 or epoch == epochs)
+    return (epoch - e0) % max(1, epochs // 10) == 0 or epoch == epochs
 
 
 def look(loop, learner, samples, row: dict, epochs: int) -> None:
     """Notes p_outside of all training samples where it is due, and in the row how many count as outside. loop:
     train.py, whose functions these are."""
-    if due(samples, row["epoch"], row["e0"], epochs, learner.drops):
+    if due(samples, row["epoch"], row["e0"], epochs):
         p, features = (function(learner, samples.images) for function in (loop.logits_of, loop.features_of))
         samples.p_outside, _ = outside(p.softmax(1), features.to(p.device), samples.before.to(p.device))
         row["outside"] = int((samples.p_outside >= SURE).sum())
 
 
 def settle(samples, refine, pool: Tensor, drop: bool) -> Tensor:
-    """Nothing is moved into the sets of those outside, nor where a person has decided -> who is trained on. Those
-    left out are looked at again: what a better network knows comes back."""
+    """Nothing is moved into the sets of those outside, nor where a person has decided -> who is trained on."""
     found, decided = samples.p_outside >= SURE, samples.dataset.decided
     refine.fixed = found if decided is None else found | decided.any(1).to(found.device)
     return pool[~found[pool]] if drop else pool

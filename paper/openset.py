@@ -146,14 +146,18 @@ def cell(words: list[str], d: data.Dataset, alien: Tensor) -> dict:
                 outside.look(train, learner, samples, dict(epoch=epoch, e0=e0), c.epochs)
         result["accuracy"][way] = train.accuracy(learner, samples.test_images, samples.test_labels)
         result |= dict(at_end=found()) if way == "off" else {}
+        if way == "keep":
+            flagged = samples.p_outside.cpu() >= outside.SURE
+            result["kept"] = dict(flagged=int(flagged.sum()), right=int((flagged & alien).sum()))
     return result
 
 
 def table(lines: list[dict]):
     """Markdown: a row a kind of data and rate, means over the seeds; AUROC at e0 / at the end."""
     names = [name for name in lines[0]["at_e0"] if name not in ("flagged", "right", "of")]
-    yield f"| data, strangers | seeds | {' | '.join(names)} | flagged at e0, right, of | off | keep | drop |"
-    yield "| --- " * (len(names) + 6) + "|"
+    more = ["flagged at e0, right, of", "at the end of keep", "off", "keep", "drop"]
+    yield f"| data, strangers | seeds | {' | '.join([*names, *more])} |"
+    yield "| --- " * (len(names) + 7) + "|"
     for kind, rate in dict.fromkeys((line["kind"], line["rate"]) for line in lines):
         of = [line for line in lines if (line["kind"], line["rate"]) == (kind, rate)]
         mean = lambda get: statistics.mean(get(line) for line in of)  # noqa: E731, B023
@@ -162,7 +166,8 @@ def table(lines: list[dict]):
         ]
         flags = ", ".join(f"{mean(lambda r, k=k: r['at_e0'][k]):.0f}" for k in ("flagged", "right", "of"))
         ends = [f"{100 * mean(lambda r, w=w: r['accuracy'][w]):.1f}" for w in ("off", "keep", "drop")]
-        yield f"| {kind}, {100 * rate:g} % | {len(of)} | {' | '.join([*both, flags, *ends])} |"
+        kept = ", ".join(f"{mean(lambda r, k=k: r['kept'][k]):.0f}" for k in ("flagged", "right"))
+        yield f"| {kind}, {100 * rate:g} % | {len(of)} | {' | '.join([*both, flags, kept, *ends])} |"
 
 
 def main(argv: list[str]) -> int:

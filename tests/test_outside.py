@@ -89,15 +89,15 @@ def test_they_keep_their_sets_and_can_be_left_out():
 
 def test_when_they_are_looked_for():
     samples = SimpleNamespace(p_outside=None)
-    assert not outside.due(samples, 3, None, 40, True) and outside.due(samples, 11, 11, 40, False)
+    assert not outside.due(samples, 3, None, 40) and outside.due(samples, 11, 11, 40)
     samples.p_outside = torch.zeros(1)
     again = [11, 15, 19, 23, 27, 31, 35, 39, 40]
-    assert [e for e in range(11, 41) if outside.due(samples, e, 11, 40, True)] == again
-    assert not any(outside.due(samples, e, 11, 40, False) for e in range(11, 41))
+    assert [e for e in range(11, 41) if outside.due(samples, e, 11, 40)] == again
 
 
-def test_the_command_drops_them_writes_the_column_and_resumes(monkeypatch):
-    more = "--base proden --q 0.1 --eta 0.2 --lr 0.05 --epochs 9 --e0 5 --tau 0 --open-set drop"
+@pytest.mark.parametrize("way", ["keep", "drop"])
+def test_the_command_finds_them_writes_the_column_and_resumes(way, monkeypatch):
+    more = f"--base proden --q 0.1 --eta 0.2 --lr 0.05 --epochs 9 --e0 5 --tau 0 --open-set {way}"
     argv = [*TOY, *more.split()]
     assert train.main([*argv, "--out", "whole"]) == 0
     got = rows("whole")
