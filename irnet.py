@@ -51,13 +51,6 @@ def least_likely(probs: Tensor, candidates: Tensor) -> Tensor:
     return probs.float().masked_fill(~candidates, INF).argmin(1)
 
 
-def tau_left(margins: Tensor, missing: float) -> float:
-    """Beyond the paper, tau without a knob: of these margins [B] the smallest pass Eq. 10, as many as the share of
-    true labels that is still missing; none above 0, where a candidate is more probable. inf: none is missing."""
-    count = min(round(missing * len(margins)), len(margins))
-    return min(1.0, max(0.0, -float(margins.float().kthvalue(count).values))) if count > 0 else INF
-
-
 def correct(candidates: Tensor, flagged: Tensor, label: Tensor, drop: Tensor | None = None) -> Tensor:
     """Algorithm 1, last line: S with `label` moved in where flagged, and `drop` moved out when swapping."""
     new = candidates
@@ -231,13 +224,6 @@ class IRNet:
             value = {"value": f_label, "uniform": None, "1/C": 1 / old.shape[1]}[self.weights_after]
             weights[index] = reweight(weights[index], new, flagged, label, value, drop)
         return flagged, label
-
-    def retune(self, margins: Tensor, missing: float | None) -> float:
-        """tau without a knob, after an epoch with these margins [B]: labels are moved in until as many samples are
-        corrected as lack their truth (`missing` of 1, the upper end of estimate_noise's interval at e0)."""
-        if missing is not None and self.tau < INF:
-            self.tau = tau_left(margins, missing - float((self.corrected_at > 0).float().mean()))
-        return self.tau
 
     def end_epoch(self, validation_score: float) -> bool:
         """Feeds the validation curve; True once, at e0. Correction starts with the next epoch."""

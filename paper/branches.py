@@ -22,6 +22,7 @@ import irnet
 import train
 from harness import Parser, checkpoint
 from harness.options import configure
+from paper import tau
 from paper.arena import TAUS, deviation
 
 CHOICES = {
@@ -40,7 +41,7 @@ def choices_of(names: list[str], base: str) -> dict[str, list[str]]:
     """The options of each branch."""
     found = {name: CHOICES[name].split() for name in names if name != "grid"}
     taus = TAUS[base] if "grid" in names else ()
-    return found | {f"tau {tau:g}": ["--tau", str(tau)] for tau in taus}
+    return found | {f"tau {fixed:g}": ["--tau", str(fixed)] for fixed in taus}
 
 
 def prepared(words: list[str]):
@@ -75,7 +76,7 @@ def branch(words: list[str], begun: dict) -> dict:
     counts = [0, 0.0]
     for epoch in range(begun["epoch"] + 1, c.epochs + 1):
         if c.tau_auto:
-            refine.retune(taus, begun["estimate"]["high"])
+            refine.tau = tau.retuned(refine, taus, begun["estimate"]["high"])
         row, taus, _ = train.train_epoch(learner, samples, epoch, c.epochs, c.lr, not c.no_irnet)
         refine.end_epoch(float("nan"))
         counts[0] += row["corrections"]
