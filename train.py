@@ -95,8 +95,7 @@ def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
     return Learner(
         ranks.spread(network, parts=not base.mixes), shape, base, refine, optimizer, views,
         "" if c.views == "none" else c.views, 1.0 if c.views_all or c.record_views else c.views_share,
-        c.record_views, c.batch_size, device, precision, c.irnet != "paper",
-        c.open_set == "drop",
+        c.record_views, c.batch_size, device, precision, c.irnet != "paper", c.open_set == "drop",
     ), samples  # fmt: skip
 
 
@@ -223,9 +222,9 @@ def train_epoch(
         group["lr"] = cosine(lr, epoch, epochs)
     look = lambda function: evaluate(learner, lambda x: function(network, x), samples.images)  # noqa: E731
     base.begin_epoch(epoch, look)
-    correcting = refine.started and corrects and refine.tau < math.inf  # Alg. 1's second loop
     if refine.started and corrects and learner.plus:
         refine.begin_epoch(look, base.weights)
+    correcting = refine.started and corrects and refine.tau < math.inf  # Alg. 1's second loop
     pool = torch.cat([samples.pool, samples.held_out]) if refine.started else samples.pool  # after e0 they join
     if samples.p_outside is not None:  # --open-set
         from crowd import outside
@@ -255,12 +254,12 @@ def train_epoch(
     base.end_epoch(epoch, epochs)
     phi_c, phi_n = irnet.hit_ratios(counts[:4])  # the first read: the device has finished
     moved, right = counts[4:].tolist()
-    taus = torch.cat(taus)
-    precision = right / moved if moved else math.nan
+    taus, precision = torch.cat(taus), right / moved if moved else math.nan
     rate, error = len(seen) / (time.monotonic() - began), irnet.bayes_error(taus, noisy)
     row = dict(epoch=epoch, lr=cosine(lr, epoch, epochs), loss=float(torch.stack(step_losses).mean()))
     row |= dict(phi_c=phi_c, phi_n=phi_n, bayes_error=error)
     row |= dict(corrections=moved, correction_precision=precision, images_per_second=rate)
+    row |= refine.notes if learner.plus else {}
     return row, taus, noisy
 
 
@@ -333,8 +332,9 @@ def train(c, run: folder.Run) -> int:
 
             outside.look(sys.modules[__name__], learner, samples, row, c.epochs)
         if c.tau_auto and learner.refine.started:
-            missing = next(each["noise_estimate"]["high"] for each in (*rows, row) if "noise_estimate" in each)
-            row["next_tau"] = learner.refine.retune(taus, missing)
+            from paper import tau
+
+            tau.after_epoch(learner.refine, [*rows, row], taus)
         row |= dict(seconds=time.monotonic() - began, cpu_seconds=time.process_time() - worked)
         row |= {} if dataset.truth_known else dict.fromkeys(NEED_TRUTH, math.nan)
         rows.append(row)

@@ -5,7 +5,8 @@
     loss = loss + refine.mixed(network, x, weights, index)          # in each step
 
 votes: the neighbours' votes on the sets as they were given (PALS) are one more f in Eqs. 10 to 12. A sample's own
-    set has no vote, so that they are not fitted to it, as f(x) is by then.
+    set has no vote, so that they are not fitted to it, as f(x) is by then. And nothing is moved in a run where,
+    at e0, network and neighbours say the same of less than AGREED of the samples: then neither knows enough.
 now: the same with the sets as they are by now, corrected.
 back: a label that was moved in is taken back once the neighbours no longer vote for it.
 mix: cross entropy on pairs of images mixed with their label weights (PiCO+, ALIM), ramped up after e0.
@@ -24,6 +25,7 @@ from paper.baselines import mixup
 
 PARTS = ("votes", "mix")  # of plus; the others were measured and lost
 RAMP = 10  # epochs
+AGREED = 0.6
 VOTERS = 10_000  # of more samples so many are drawn in each epoch: else the votes would cost as much as the steps
 
 
@@ -32,6 +34,7 @@ class Plus(irnet.IRNet):
         super().__init__(candidates, *args, **more)
         self.parts, self.generator = parts, generator
         self.before = candidates.clone()
+        self.notes: dict = {}  # of the epoch, for its row
         self.winner = torch.full((len(candidates),), -1, device=candidates.device)  # the neighbours', [N]
 
     def begin_epoch(self, look, weights: Tensor | None = None) -> None:
@@ -40,7 +43,14 @@ class Plus(irnet.IRNet):
             sets = self.candidates if "now" in self.parts else self.before
             n, device = len(sets), sets.device
             drawn = torch.randperm(n, generator=self.generator, device=device)[:VOTERS] if n > VOTERS else None
-            self.winner = winners(look(models.features), sets, drawn)
+            said = look(lambda network, x: torch.cat(models.features_and_logits(network, x), 1))
+            features, logits = said[:, : -sets.shape[1]], said[:, -sets.shape[1] :]
+            self.winner = winners(features, sets, drawn)
+            self.notes = {}
+            if len(self.epoch.curve) == self.e0:  # later they agree on what they were fitted to
+                agreed = float((self.winner == logits.argmax(1)).float().mean())
+                self.notes = dict(agreed=agreed, agreed_enough=agreed >= AGREED)
+                self.tau = self.tau if agreed >= AGREED else irnet.INF
             if "back" in self.parts:
                 self.take_back(weights)
 

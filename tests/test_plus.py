@@ -1,5 +1,7 @@
 """--irnet plus: votes, taking back and mixing, each against a loop or by hand; the real command."""
 
+import math
+
 import pytest
 import torch
 
@@ -32,9 +34,10 @@ def test_of_many_samples_a_part_is_drawn_to_vote_anew_in_each_epoch(monkeypatch)
     features, sets = made()
     refine = plus.Plus(sets, 0.1, 40, parts=("votes",), e0=1, generator=torch.Generator().manual_seed(3))
     refine.end_epoch(0.5)
+    said = torch.cat([features, torch.zeros(40, 4)], 1)
     unit, g, drawn = [row / row.norm() for row in features], torch.Generator().manual_seed(3), []
     for _ in range(2):
-        refine.begin_epoch(lambda function: features)
+        refine.begin_epoch(lambda function: said)
         drawn.append(torch.randperm(40, generator=g)[:20].tolist())
         for i, winner in enumerate(refine.winner.tolist()):
             near = sorted((j for j in drawn[-1] if j != i), key=lambda j: -float(unit[i] @ unit[j]))[:15]
@@ -73,8 +76,20 @@ def test_who_votes_with_which_sets(monkeypatch):
     for parts in (("votes",), ("now",), ("back",), ("mix",)):
         refine = refined(parts)
         refine.candidates[0, 2] = True  # corrected since
-        refine.begin_epoch(lambda function: torch.zeros(3, 2))
+        refine.begin_epoch(lambda function: torch.zeros(3, 6))
     assert [bool(sets[0, 2]) for sets in given] == [False, True, False]  # to mix nobody is asked
+
+
+@pytest.mark.parametrize(("agreed", "later", "want"), [(5, 0, math.inf), (6, 0, 0.1), (0, 1, 0.1)])
+def test_nothing_is_moved_where_network_and_neighbours_agree_on_too_few_at_e0(agreed, later, want, monkeypatch):
+    monkeypatch.setattr(plus, "winners", lambda features, sets, voters: torch.full((10,), 3))
+    refine = refined(("votes",), 10)
+    for _ in range(later):  # then it has been decided
+        refine.end_epoch(0.5)
+    label = torch.tensor([3] * agreed + [1] * (10 - agreed))
+    refine.begin_epoch(lambda function: torch.cat([torch.zeros(10, 2), torch.eye(4)[label]], 1))
+    assert refine.tau == want
+    assert refine.notes == ({} if later else dict(agreed=pytest.approx(agreed / 10), agreed_enough=agreed > 5))
 
 
 def test_what_the_neighbours_no_longer_vote_for_is_taken_back():
@@ -110,10 +125,20 @@ def test_mixing_is_ramped_up_after_e0():
 
 @pytest.mark.parametrize("base", ["proden", "pico"])
 def test_the_command_corrects_and_resumes(base, monkeypatch):
+    monkeypatch.setattr(plus, "AGREED", 0.0)  # toy networks know little
     argv = [*TOY, "--base", base, "--epochs", "9", "--e0", "6", "--tau", "0", "--irnet", "plus"]
     assert train.main([*argv, "--out", "whole"]) == 0
     assert sum(row["corrections"] for row in rows("whole")) > 0
     assert goes_on_as("whole", argv, 8, monkeypatch)
+
+
+def test_the_command_says_why_nothing_is_corrected(monkeypatch, capsys):
+    monkeypatch.setattr(plus, "AGREED", 1.1)
+    assert train.main([*TOY, *"--base proden --epochs 8 --e0 6 --tau auto --out held".split()]) == 0
+    got = rows("held")
+    assert [row["corrections"] for row in got] == [0] * 8 and got[6]["agreed_enough"] is False
+    said = f"nothing is corrected: network and neighbours say the same of only {100 * got[6]['agreed']:.0f} %"
+    assert capsys.readouterr().out.count(said) == 1
 
 
 def test_parts_have_names():
