@@ -41,7 +41,7 @@ class Option:
     C: object = None  # the released code,
     O: object = None  # or us  # noqa: E741
     small: object = None  # that of cnn and mlp; None: as the large runs
-    cpu: object = None  # that of narrow, and of all small ones on KMNIST's 60,000 images; None: as the small ones
+    narrow: object = None  # that of narrow; None: as the small ones
     count: object = None  # argparse's nargs
     kept: bool = True  # in config.json: it may change the result
 
@@ -101,21 +101,21 @@ GROUPS = {
     ),
     "pico and its kind": (
         Option("classifier_loss", "its own, or the release's SCE(6, 1)", None, ("ce", "sce"), P="ce"),
-        Option("proto_start", "first epoch of prototype label weights; 0 is epochs/10, small nets' epochs/3", None,
+        Option("proto_start", "first epoch of prototype label weights; 0 is epochs/10, small nets' epochs/4", None,
                "[0, inf)", C=1),
         Option("queue", "keys kept for contrast", C=8192, small=1024),
         Option("key_momentum", "of the key encoder", None, "[0, 1)", C=0.999, small=0.99),
         Option("phi", "label weights kept in the first, the last epoch", None, "[0, 1]", C=(0.95, 0.8), count=2,
-               small=(0.99, 0.6), cpu=(0.95, 0.8)),
+               small=(0.99, 0.6), narrow=(0.95, 0.6)),
         Option("prototype_momentum", "of the prototypes", None, "[0, 1)", C=0.99),
     ),
     "training": (
         Option("arch", "backbone; the last three have their own presets", None, ARCHS, P="resnet18", small="cnn"),
-        Option("epochs", "passes over the training set", None, "[1, inf)", P=1000, small=40, cpu=24),
-        Option("batch_size", "samples a step", None, "[2, inf)", C=128, small=64, cpu=128),
-        Option("lr", "of SGD at the start of its cosine", None, "(0, 1e6]", P=0.01, small=0.02, cpu=0.05),
-        Option("weight_decay", "of SGD", None, "[0, 1e6]", C=1e-3, cpu=1e-4),
-        Option("crop", "smallest area of a random crop, of 1", None, "(0, 1]", C=0.2, small=0.8, cpu=0.85),
+        Option("epochs", "passes over the training set", None, "[1, inf)", P=1000, small=40, narrow=32),
+        Option("batch_size", "samples a step", None, "[2, inf)", C=128, small=64, narrow=128),
+        Option("lr", "of SGD at the start of its cosine", None, "(0, 1e6]", P=0.01, small=0.02, narrow=0.05),
+        Option("weight_decay", "of SGD", None, "[0, 1e6]", C=1e-3, narrow=1e-4),
+        Option("crop", "smallest area of a random crop, of 1", None, "(0, 1]", C=0.2, small=0.8, narrow=0.85),
         Option("flip", "probability of a horizontal flip; auto: 0.5 for colour images, 0 for grey", None, "[0, 1]",
                number, C=0.5, small="auto"),
         Option("seed", "of everything random", 0, "[0, 9223372036854775807]"),
@@ -141,7 +141,7 @@ OPTIONS = {option.name: option for group in GROUPS.values() for option in group}
 LARGE = {o.name: o.large for o in OPTIONS.values() if o.large is not None}
 # The small networks' (all O): light augmentation; short runs need a faster key encoder, and label weights that wait
 SMALL = LARGE | {o.name: o.small for o in OPTIONS.values() if o.small is not None}
-CPU = SMALL | {o.name: o.cpu for o in OPTIONS.values() if o.cpu is not None}
+NARROW = SMALL | {o.name: o.narrow for o in OPTIONS.values() if o.narrow is not None} | dict(arch="narrow")
 PRESETS = {
     "digits": SMALL | dict(threads=1),  # O: a step of them is too little work for two threads
     **dict.fromkeys(("kmnist", "fashion"), LARGE | dict(proto_start=0)),  # C: 100 of 1,000; fashion as KMNIST
@@ -228,13 +228,13 @@ def check_given(given: dict) -> dict:
 def preset(given: dict, features: bool, samples: int = 0) -> dict:
     """The defaults by dataset and network."""
     dataset, arch = given["dataset"], given.get("arch")
-    by_arch = LARGE if arch == "resnet18" else CPU | dict(arch=arch) if arch == "narrow" else SMALL
+    by_arch = dict(resnet18=LARGE, narrow=NARROW).get(arch, SMALL)
     if dataset not in PRESETS:  # one's own
         size = dict(image_size=32 if is_table(Path(dataset)) else 0)
         return by_arch | size | (dict(arch="mlp", threads=1) if features else {}) | few(by_arch, samples)
     if arch and arch != "resnet18":
-        by_size = CPU | dict(arch=arch) if dataset in ("kmnist", "fashion") else by_arch
-        return by_size | {name: PRESETS[dataset][name] for name in ("threads", "proto_start")}
+        shorter = dict(epochs=24) if dataset in ("kmnist", "fashion") and arch != "narrow" else {}
+        return by_arch | shorter | {name: PRESETS[dataset][name] for name in ("threads", "proto_start")}
     if arch == "resnet18" and dataset == "digits":
         return LARGE | dict(epochs=SMALL["epochs"], image_size=0)
     return PRESETS[dataset]
@@ -271,7 +271,7 @@ def fill(given: dict, features: bool = False, samples: int = 0) -> dict:
     c["careful"] = is_own and c["tau"] in (None, "auto") and not c["no_irnet"]
     c["tau_auto"] = c["tau"] == "auto" and not c["no_irnet"]
     c["tau"] = default_tau(c) if c["tau"] is None else 0.0 if c["tau"] == "auto" else c["tau"]
-    c["proto_start"] = c["proto_start"] or max(1, c["epochs"] // (10 if c["arch"] == "resnet18" else 3))
+    c["proto_start"] = c["proto_start"] or max(1, c["epochs"] // (10 if c["arch"] == "resnet18" else 4))
     return c
 
 
@@ -335,14 +335,14 @@ def changed(c) -> dict:
 
 def preset_table() -> str:
     """The presets for --help."""
-    columns = PRESETS | {"on a CPU": CPU | dict(arch="cnn"), "cnn, mlp": SMALL}
+    columns = PRESETS | {"narrow": NARROW, "cnn, mlp": SMALL}
     rows = {name: [str(column[name]).strip("()") for column in columns.values()] for name in LARGE}
     tau = [f"  {name:9s} q = {q:<5} {str(row)[1:-1]}" for name, t in TAU.items() for q, row in t.items()]
     return "\n".join([
-        "defaults by dataset, with resnet18 but for digits. On a CPU: cnn, mlp and narrow on kmnist and fashion",
-        "(--proto-start 0), narrow everywhere. The last column: cnn and mlp elsewhere, and one's own data;",
-        "resnet18 on these as on cifar10, on digits with 40 epochs. The letters say where the values of the large",
-        "runs are from: P the paper, C the released code, O ours, as all of digits and of the last two columns.\n",
+        "defaults by dataset; with --arch narrow, cnn or mlp the last columns. The letters say where the values of",
+        "the large runs are from: P the paper, C the released code, O ours, as all of digits, narrow, cnn and mlp.",
+        "One's own data: as the last column; resnet18 on them as on cifar10, on digits with 40 epochs. On kmnist",
+        "and fashion --proto-start is 0 with every network, and cnn and mlp have 24 epochs.\n",
         " " * 25 + "".join(name.rjust(11) for name in columns),
         *(f"  {OPTIONS[k].source} {flag(k):21s}" + "".join(v.rjust(11) for v in row) for k, row in rows.items()),
         "\n--tau where f is pico's prototypes (C), for eta = 0.1, 0.2, 0.3; the nearest q and eta count:\n",

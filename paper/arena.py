@@ -26,7 +26,6 @@ from paper.grid import Grid
 
 TAUS = dict(proden=(0.0, 0.1, 0.2, 0.3, 0.5, 0.7), pico=(0.0, 0.002, 0.004, 0.01, 0.02, 0.04))
 SMALL = "--limit-train 8000 --limit-test 2000 --arch cnn --epochs 20 --threads 1"
-FEW = f"{SMALL} --batch-size 64 --lr 0.02 --weight-decay 1e-3 --crop 0.8"  # as own data of this size have them
 CIFAR = Path("shared/data/cifar10n_12k.npz")  # beside the project; its annotators are not asked here
 
 # name: train.py's options. A name with "best tau" stands for the grid.
@@ -49,7 +48,7 @@ CELLS = {
     **{f"digits-q{q}-eta{eta}": f"--dataset digits --q {q} --eta {eta}"
        for q, eta in itertools.product((0.3, 0.5), (0, 0.1, 0.3))},
     "digits-classes-eta0.2": "--dataset {folder}/classes-{seed}.npz --threads 1",
-    **{f"kmnist-q{q}-eta{eta}": f"--dataset kmnist --q {q} --eta {eta} --image-size 14 {FEW}"
+    **{f"kmnist-q{q}-eta{eta}": f"--dataset kmnist --q {q} --eta {eta} --image-size 14 {SMALL}"
        for q, eta in itertools.product((0.3, 0.5), (0.05, 0.3))},
     "cifar-q0.3-eta0.3": f"--dataset {{folder}}/cifar.npz --q 0.3 --eta 0.3 --image-size 16 {SMALL}",
 }  # fmt: skip

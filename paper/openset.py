@@ -27,10 +27,10 @@ import train
 from crowd import outside
 from harness import InputError, Parser, checkpoint
 from harness.options import configure
-from paper.arena import CIFAR, FEW
+from paper.arena import CIFAR
 
 RATES = (0.1, 0.2, 0.4)
-KMNIST = f"--dataset kmnist --image-size 14 {FEW}"
+KMNIST = "--dataset kmnist --arch cnn --image-size 14 --limit-train 8000 --limit-test 2000 --epochs 20"
 
 
 # ------------------------------------------------------------------ data with strangers

@@ -55,11 +55,11 @@ def test_a_word_given_overrules_the_preset():
 def test_kmnist_waits_for_a_tenth_of_the_run():
     for argv, start in (([], 100), (["--epochs", "50"], 5), (["--epochs", "5"], 1), (["--proto-start", "7"], 7)):
         assert configure(["--dataset", "kmnist", *argv]).proto_start == start
-    for arch, epochs, start in (("cnn", 40, 13), ("narrow", 12, 4), ("cnn", 2, 1)):  # shorter runs: a third
+    for arch, epochs, start in (("cnn", 40, 10), ("narrow", 12, 3), ("cnn", 2, 1)):  # shorter runs: a quarter
         argv = ["--dataset", "kmnist", "--arch", arch, "--epochs", str(epochs)]
         assert configure(argv).proto_start == start
     c = configure(["--dataset", "kmnist", "--arch", "cnn"])
-    assert (c.epochs, c.proto_start) == (24, 8)
+    assert (c.epochs, c.proto_start) == (24, 6)
     assert configure(["--arch", "cnn"]).proto_start == 1  # digits do not wait
 
 
