@@ -249,14 +249,7 @@ class Pair(nn.Module):
 
 def features(network: nn.Module, images: Tensor) -> Tensor:
     """The backbone's features [B, width] of the (first) encoder, for Figs. 7 and 8."""
-    return features_and_logits(network, images)[0]
-
-
-def features_and_logits(network: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """The same, and what the encoder makes of them [B, C]."""
-    encoder = next(m for m in network.modules() if isinstance(m, Encoder))
-    z = encoder.features(images)
-    return z.float(), encoder.classifier(z).float()
+    return next(m for m in network.modules() if isinstance(m, Encoder)).features(images).float()
 
 
 MOST = 50_000_000  # similarities at a time

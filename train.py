@@ -77,7 +77,7 @@ def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
     if c.irnet != "paper":
         from paper import plus
 
-        refine = plus.make(c.irnet, base, generator, samples.candidates, c.tau, c.epochs, **e0, **how)
+        refine = plus.make(c.irnet, base, c.tau_auto, generator, samples.candidates, c.tau, c.epochs, **e0, **how)
     if c.record_views:
         models.record_views(network)
         base.newest = True

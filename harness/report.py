@@ -98,8 +98,7 @@ def text(x: float, y: float, words: str, css: str = "", anchor: str = "middle") 
 
 def round_ticks(low: float, high: float, count: int, whole: bool = False) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten, from at or below `low` to at or above `high`."""
-    rough = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(rough))
+    power = 10.0 ** math.floor(math.log10(rough := (high - low) / count))
     step = max(next(power * k for k in (1, 2, 5, 10) if power * k >= 0.999 * rough), 1.0 if whole else 0.0)
     first, last = math.floor(low / step + 1e-6), math.ceil(high / step - 1e-6)
     return [round(k * step, 10) for k in range(first, last + 1)]
@@ -251,6 +250,7 @@ def why_nothing(s: dict, last: int, e0: int | None) -> str:
         "IRNet is off in this run.": s.get("irnet") is False,
         "e0 was not found, and nothing is corrected before it.": e0 is None,
         f"e0 is {e0}, the last epoch so far, and correction starts after it.": (e0 or 0) >= last,
+        "f and the neighbours agree on too few samples.": "agreed" in s and not known(s.get("tau")),
         "The held-out samples do not show that any truth is missing.": "tau" in s and not known(s["tau"]),
         "No sample was predicted outside its candidates confidently enough (Eqs. 10 to 12).": True,
     }

@@ -5,10 +5,10 @@
     loss = loss + refine.mixed(network, x, weights, index)          # in each step
 
 votes: the neighbours' votes on the sets as they were given (PALS) are one more f in Eqs. 10 to 12. A sample's own
-    set has no vote, so that they are not fitted to it, as f(x) is by then. And nothing is moved in a run where,
-    at e0, network and neighbours say the same of less than AGREED of the samples: then neither knows enough.
+    set has no vote, so that they are not fitted to it, as f(x) is by then.
 now: the same with the sets as they are by now, corrected.
 back: a label that was moved in is taken back once the neighbours no longer vote for it.
+f: f(network, x) is the f of Eq. 4, by which `tau.guarded` asks at e0 whether enough is known (--tau auto).
 mix: cross entropy on pairs of images mixed with their label weights (PiCO+, ALIM), ramped up after e0.
 """
 
@@ -21,36 +21,31 @@ from torch import Generator, Tensor
 import irnet
 import models
 from losses import weighted_ce
+from paper import tau
 from paper.baselines import mixup
 
 PARTS = ("votes", "mix")  # of plus; the others were measured and lost
 RAMP = 10  # epochs
-AGREED = 0.6
 VOTERS = 10_000  # of more samples so many are drawn in each epoch: else the votes would cost as much as the steps
 
 
 class Plus(irnet.IRNet):
-    def __init__(self, candidates: Tensor, *args, parts=PARTS, generator: Generator | None = None, **more):
+    def __init__(self, candidates: Tensor, *args, parts=PARTS, generator: Generator | None = None, f=None, **more):
         super().__init__(candidates, *args, **more)
-        self.parts, self.generator = parts, generator
-        self.before = candidates.clone()
-        self.notes: dict = {}  # of the epoch, for its row
+        self.parts, self.generator, self.f = parts, generator, f
+        self.before, self.notes = candidates.clone(), {}  # notes: of the epoch, for its row
         self.winner = torch.full((len(candidates),), -1, device=candidates.device)  # the neighbours', [N]
 
     def begin_epoch(self, look, weights: Tensor | None = None) -> None:
         """Before an epoch; look(function) -> function(network, x) of all plain training images x."""
-        if self.started and {"votes", "now", "back"} & set(self.parts):
+        self.notes, asks = {}, {"votes", "now", "back"} if self.tau < irnet.INF else {"back"}
+        if self.started and asks & set(self.parts):
             sets = self.candidates if "now" in self.parts else self.before
             n, device = len(sets), sets.device
             drawn = torch.randperm(n, generator=self.generator, device=device)[:VOTERS] if n > VOTERS else None
-            said = look(lambda network, x: torch.cat(models.features_and_logits(network, x), 1))
-            features, logits = said[:, : -sets.shape[1]], said[:, -sets.shape[1] :]
-            self.winner = winners(features, sets, drawn)
-            self.notes = {}
-            if len(self.epoch.curve) == self.e0:  # later they agree on what they were fitted to
-                agreed = float((self.winner == logits.argmax(1)).float().mean())
-                self.notes = dict(agreed=agreed, agreed_enough=agreed >= AGREED)
-                self.tau = self.tau if agreed >= AGREED else irnet.INF
+            self.winner = winners(look(models.features), sets, drawn)
+            if self.f is not None and len(self.epoch.curve) == self.e0:  # later both are fitted to the same sets
+                self.notes = tau.guarded(self, look(self.f))
             if "back" in self.parts:
                 self.take_back(weights)
 
@@ -83,11 +78,11 @@ class Plus(irnet.IRNet):
         return share * weighted_ce(network(x), target)
 
 
-def make(parts: str, base, generator: Generator, *args, **more) -> Plus:
-    """By --irnet's value."""
+def make(parts: str, base, guarded: bool, generator: Generator, *args, **more) -> Plus:
+    """By --irnet's value; guarded: by the base's own f."""
     parts = PARTS if parts == "plus" else tuple(parts.split("+"))
     base.mixes = base.mixes or "mix" in parts  # every rank needs the whole batch then
-    return Plus(*args, parts=parts, generator=generator, **more)
+    return Plus(*args, parts=parts, generator=generator, f=base.probabilities if guarded else None, **more)
 
 
 def neighbours_of(samples: int, classes: int) -> int:

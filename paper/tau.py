@@ -3,15 +3,21 @@
     eta, temperature, (low, high) = irnet.estimate_noise(logits, sets)    # at e0, of the held-out samples
     refine.tau = retuned(refine, margins, high)                           # after each epoch from e0 on
 
-The sets of the held-out samples say how many true labels may be missing at the most, and labels are moved in until
-as many samples are corrected, those of the smallest margins first.
+How many: the sets of the held-out samples say how many true labels may be missing at the most, and labels are moved
+in until as many samples are corrected, those of the smallest margins first. Whether at all: where neighbours vote
+(paper/plus.py), they and f must know something at e0.
 """
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
+from harness import ranks
 from irnet import INF, IRNet
+
+AGREED = 0.6  # of the samples
 
 
 def left(margins: Tensor, missing: float) -> float:
@@ -23,8 +29,8 @@ def left(margins: Tensor, missing: float) -> float:
 
 def retuned(refine: IRNet, margins: Tensor, missing: float | None) -> float:
     """The tau of the next epoch, after one with these margins [B]. missing, of 1: at the most so many samples lack
-    their truth, None: nobody knows. Once inf, always inf: all are corrected, or it is forbidden."""
-    if missing is None or refine.tau == INF:
+    their truth, None or nan: nobody knows. Once inf, always inf: all are corrected, or it is forbidden."""
+    if missing is None or math.isnan(missing) or refine.tau == INF:
         return refine.tau
     return left(margins, missing - float((refine.corrected_at > 0).float().mean()))
 
@@ -33,3 +39,13 @@ def after_epoch(refine: IRNet, rows: list[dict], margins: Tensor) -> None:
     """In a run, from e0 on: sets the tau of the next epoch, and notes it in the last of the rows."""
     missing = next(row["noise_estimate"]["high"] for row in rows if "noise_estimate" in row)
     refine.tau = rows[-1]["next_tau"] = retuned(refine, margins, missing)
+
+
+def guarded(refine, f: Tensor) -> dict:
+    """Forbids all moves of a run where f [N, C] and the neighbours' winners, refine.winner [N], say the same of
+    less than AGREED of the samples: neither knows enough. Asked at e0; later both are fitted to the same sets.
+    -> notes of it for the epoch's row."""
+    found = float((refine.winner == f.argmax(1)).float().mean())
+    agreed = ranks.from_first(lambda: found)  # one answer for all
+    refine.tau = refine.tau if agreed >= AGREED else INF
+    return dict(agreed=agreed, agreed_enough=agreed >= AGREED)

@@ -6,14 +6,15 @@ import pytest
 
 import train
 from conftest import TOY, summary
-from paper import branches
+from paper import branches, tau
 from paper.__main__ import main
 
 SHORT = [*TOY, "--epochs", "9", "--e0", "6"]
 
 
-@pytest.mark.parametrize("choice", ["alone", "auto", "auto, plus"])
-def test_a_branch_ends_as_the_run_does(choice):
+@pytest.mark.parametrize(("choice", "agreed"), [("alone", 0), ("auto", 0), ("auto", 1.1), ("auto, plus", 0)])
+def test_a_branch_ends_as_the_run_does(choice, agreed, monkeypatch):
+    monkeypatch.setattr(tau, "AGREED", agreed)  # so that the guard permits, or forbids
     words = ["--base", "proden", "--q", "0.3", "--eta", "0.3", "--seed", "4", *SHORT]
     more = branches.CHOICES[choice].split()
     got = branches.branch([*words, *more], branches.trunk(words))
@@ -22,7 +23,8 @@ def test_a_branch_ends_as_the_run_does(choice):
     assert (got["last"], got["moved"], got["noise_after"]) == tuple(
         want[key] for key in ("last", "corrections", "noise_after")
     )
-    assert choice == "alone" or got["right"] == round(want["corrections"] * want["correction_precision"])
+    assert (got["moved"] > 0) == (choice != "alone" and agreed == 0)
+    assert not got["moved"] or got["right"] == round(want["corrections"] * want["correction_precision"])
 
 
 def test_the_command_goes_on_where_it_was_and_prints_the_best_tau(monkeypatch, capsys):

@@ -7,9 +7,9 @@ import torch
 
 import models
 import train
-from conftest import TOY, goes_on_as, rows
+from conftest import TOY, goes_on_as, rows, summary
 from harness import options
-from paper import plus
+from paper import plus, tau
 
 
 def made(n=40, classes=4, seed=2):
@@ -34,10 +34,9 @@ def test_of_many_samples_a_part_is_drawn_to_vote_anew_in_each_epoch(monkeypatch)
     features, sets = made()
     refine = plus.Plus(sets, 0.1, 40, parts=("votes",), e0=1, generator=torch.Generator().manual_seed(3))
     refine.end_epoch(0.5)
-    said = torch.cat([features, torch.zeros(40, 4)], 1)
     unit, g, drawn = [row / row.norm() for row in features], torch.Generator().manual_seed(3), []
     for _ in range(2):
-        refine.begin_epoch(lambda function: said)
+        refine.begin_epoch(lambda function: features)
         drawn.append(torch.randperm(40, generator=g)[:20].tolist())
         for i, winner in enumerate(refine.winner.tolist()):
             near = sorted((j for j in drawn[-1] if j != i), key=lambda j: -float(unit[i] @ unit[j]))[:15]
@@ -76,20 +75,27 @@ def test_who_votes_with_which_sets(monkeypatch):
     for parts in (("votes",), ("now",), ("back",), ("mix",)):
         refine = refined(parts)
         refine.candidates[0, 2] = True  # corrected since
-        refine.begin_epoch(lambda function: torch.zeros(3, 6))
+        refine.begin_epoch(lambda function: torch.zeros(3, 2))
     assert [bool(sets[0, 2]) for sets in given] == [False, True, False]  # to mix nobody is asked
 
 
-@pytest.mark.parametrize(("agreed", "later", "want"), [(5, 0, math.inf), (6, 0, 0.1), (0, 1, 0.1)])
-def test_nothing_is_moved_where_network_and_neighbours_agree_on_too_few_at_e0(agreed, later, want, monkeypatch):
+@pytest.mark.parametrize(
+    ("agreed", "later", "guarded", "want"),
+    [(5, 0, True, math.inf), (6, 0, True, 0.1), (0, 1, True, 0.1), (0, 0, False, 0.1)],
+)
+def test_nothing_is_moved_where_f_and_the_neighbours_agree_on_too_few_at_e0(
+    agreed, later, guarded, want, monkeypatch
+):
     monkeypatch.setattr(plus, "winners", lambda features, sets, voters: torch.full((10,), 3))
     refine = refined(("votes",), 10)
+    refine.f = (lambda network, x: torch.eye(4)[x]) if guarded else None
     for _ in range(later):  # then it has been decided
         refine.end_epoch(0.5)
-    label = torch.tensor([3] * agreed + [1] * (10 - agreed))
-    refine.begin_epoch(lambda function: torch.cat([torch.zeros(10, 2), torch.eye(4)[label]], 1))
+    x = torch.tensor([3] * agreed + [1] * (10 - agreed))
+    refine.begin_epoch(lambda function: x if function is models.features else function(None, x))
     assert refine.tau == want
-    assert refine.notes == ({} if later else dict(agreed=pytest.approx(agreed / 10), agreed_enough=agreed > 5))
+    noted = dict(agreed=pytest.approx(agreed / 10), agreed_enough=agreed > 5)
+    assert refine.notes == (noted if guarded and not later else {})
 
 
 def test_what_the_neighbours_no_longer_vote_for_is_taken_back():
@@ -125,7 +131,6 @@ def test_mixing_is_ramped_up_after_e0():
 
 @pytest.mark.parametrize("base", ["proden", "pico"])
 def test_the_command_corrects_and_resumes(base, monkeypatch):
-    monkeypatch.setattr(plus, "AGREED", 0.0)  # toy networks know little
     argv = [*TOY, "--base", base, "--epochs", "9", "--e0", "6", "--tau", "0", "--irnet", "plus"]
     assert train.main([*argv, "--out", "whole"]) == 0
     assert sum(row["corrections"] for row in rows("whole")) > 0
@@ -133,12 +138,18 @@ def test_the_command_corrects_and_resumes(base, monkeypatch):
 
 
 def test_the_command_says_why_nothing_is_corrected(monkeypatch, capsys):
-    monkeypatch.setattr(plus, "AGREED", 1.1)
-    assert train.main([*TOY, *"--base proden --epochs 8 --e0 6 --tau auto --out held".split()]) == 0
-    got = rows("held")
-    assert [row["corrections"] for row in got] == [0] * 8 and got[6]["agreed_enough"] is False
-    said = f"nothing is corrected: network and neighbours say the same of only {100 * got[6]['agreed']:.0f} %"
-    assert capsys.readouterr().out.count(said) == 1
+    argv = [*TOY, *"--base proden --epochs 9 --e0 6 --irnet votes --tau".split()]
+    monkeypatch.setattr(tau, "AGREED", 1.1)
+    assert train.main([*argv, "0", "--out", "given"]) == 0 and summary("given")["corrections"] > 0  # overrules it
+    capsys.readouterr()
+    assert train.main([*argv, "auto", "--out", "held"]) == 0
+    got, end = rows("held"), summary("held")
+    assert [row["corrections"] for row in got] == [0] * 9 and got[6]["agreed_enough"] is False
+    assert end["tau"] is None and end["agreed"] == got[6]["agreed"]  # inf is null in JSON
+    why = f"nothing is corrected after all: f and the neighbours say the same of only {100 * end['agreed']:.0f} %"
+    assert capsys.readouterr().out.count(why) == 1
+    assert "f and the neighbours agree on too few samples" in open("held/report.html").read()
+    assert goes_on_as("held", [*argv, "auto"], 8, monkeypatch)
 
 
 def test_parts_have_names():
@@ -147,6 +158,6 @@ def test_parts_have_names():
 
     for name in options.WINDS[1:]:
         base = Base()
-        refine = plus.make(name, base, None, torch.ones(3, 2, dtype=torch.bool), 0.1)
+        refine = plus.make(name, base, False, None, torch.ones(3, 2, dtype=torch.bool), 0.1)
         assert set(refine.parts) == set(plus.PARTS if name == "plus" else name.split("+"))
         assert base.mixes == ("mix" in refine.parts)

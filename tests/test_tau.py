@@ -10,7 +10,7 @@ import irnet
 import train
 from conftest import TOY, goes_on_as, rows, summary
 from harness import options
-from paper import plus, tau
+from paper import tau
 
 
 def by_loop(margins: list[float], missing: float) -> float:
@@ -61,7 +61,7 @@ def test_nobody_knows_how_many_are_missing_from_full_sets():
 
 
 def test_the_command_retunes_from_e0_on_and_resumes(monkeypatch):
-    monkeypatch.setattr(plus, "AGREED", 0.0)  # toy networks know little
+    monkeypatch.setattr(tau, "AGREED", 0.0)  # toy networks know little
     argv = [*TOY, "--base", "proden", "--epochs", "12", "--e0", "8", "--tau", "auto"]
     assert train.main([*argv, "--out", "whole"]) == 0
     got, c = rows("whole"), json.loads(open("whole/config.json").read())
