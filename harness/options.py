@@ -42,6 +42,7 @@ class Option:
     O: object = None  # or us  # noqa: E741
     small: object = None  # that of cnn and mlp; None: as the large runs
     narrow: object = None  # that of narrow; None: as the small ones
+    many: object = None  # that of cnn and mlp on the 60,000 images of KMNIST and Fashion; None: as the small ones
     count: object = None  # argparse's nargs
     kept: bool = True  # in config.json: it may change the result
 
@@ -91,7 +92,7 @@ GROUPS = {
         Option("swap", "move the least probable candidate out: Table 7", False),
         Option("e0", "the correction epoch: auto (found), or its number", "auto"),
         Option("e0_rule", "smoothed (the release's), knee, paper; auto: knee under 100 epochs", "auto", RULES),
-        Option("window", "of the rule; 0 is epochs/10, at least 10, and for the knee epochs/8", C=0),
+        Option("window", "of the rule; 0 is epochs/10, at least 10, and for the knee epochs/8", C=0, many=3),
         Option("val", "of e0: held-out predictions in their sets; or test accuracy (leaks)", "holdout", VALS),
         Option("weights_after", "weight of a label moved in: f(label), or", "value", ("value", "uniform", "1/C")),
         Option("f", "f in Eq. 4; auto: prototypes for pico, else the classifier", "auto", FS),
@@ -111,11 +112,13 @@ GROUPS = {
     ),
     "training": (
         Option("arch", "backbone; the last three have their own presets", None, ARCHS, P="resnet18", small="cnn"),
-        Option("epochs", "passes over the training set", None, "[1, inf)", P=1000, small=40, narrow=32),
+        Option("epochs", "passes over the training set", None, "[1, inf)", P=1000, small=40, narrow=32,
+               many=32),
         Option("batch_size", "samples a step", None, "[2, inf)", C=128, small=64, narrow=128),
         Option("lr", "of SGD at the start of its cosine", None, "(0, 1e6]", P=0.01, small=0.02, narrow=0.05),
         Option("weight_decay", "of SGD", None, "[0, 1e6]", C=1e-3, narrow=1e-4),
-        Option("crop", "smallest area of a random crop, of 1", None, "(0, 1]", C=0.2, small=0.8, narrow=0.85),
+        Option("crop", "smallest area of a random crop, of 1", None, "(0, 1]", C=0.2, small=0.8, narrow=0.85,
+               many=0.85),
         Option("flip", "probability of a horizontal flip; auto: 0.5 for colour images, 0 for grey", None, "[0, 1]",
                number, C=0.5, small="auto"),
         Option("seed", "of everything random", 0, "[0, 9223372036854775807]"),
@@ -142,6 +145,7 @@ LARGE = {o.name: o.large for o in OPTIONS.values() if o.large is not None}
 # The small networks' (all O): light augmentation; short runs need a faster key encoder, and label weights that wait
 SMALL = LARGE | {o.name: o.small for o in OPTIONS.values() if o.small is not None}
 NARROW = SMALL | {o.name: o.narrow for o in OPTIONS.values() if o.narrow is not None} | dict(arch="narrow")
+MANY = SMALL | {o.name: o.many for o in OPTIONS.values() if o.many is not None}
 PRESETS = {
     "digits": SMALL | dict(threads=1),  # O: a step of them is too little work for two threads
     **dict.fromkeys(("kmnist", "fashion"), LARGE | dict(proto_start=0)),  # C: 100 of 1,000; fashion as KMNIST
@@ -233,8 +237,8 @@ def preset(given: dict, features: bool, samples: int = 0) -> dict:
         size = dict(image_size=32 if is_table(Path(dataset)) else 0)
         return by_arch | size | (dict(arch="mlp", threads=1) if features else {}) | few(by_arch, samples)
     if arch and arch != "resnet18":
-        shorter = dict(epochs=24) if dataset in ("kmnist", "fashion") and arch != "narrow" else {}
-        return by_arch | shorter | {name: PRESETS[dataset][name] for name in ("threads", "proto_start")}
+        by_size = MANY if dataset in ("kmnist", "fashion") and by_arch is SMALL else by_arch
+        return by_size | {name: PRESETS[dataset][name] for name in ("threads", "proto_start")}
     if arch == "resnet18" and dataset == "digits":
         return LARGE | dict(epochs=SMALL["epochs"], image_size=0)
     return PRESETS[dataset]
@@ -335,14 +339,15 @@ def changed(c) -> dict:
 
 def preset_table() -> str:
     """The presets for --help."""
-    columns = PRESETS | {"narrow": NARROW, "cnn, mlp": SMALL}
+    columns = PRESETS | {"cnn there": MANY | dict(proto_start=0), "narrow": NARROW, "cnn, mlp": SMALL}
     rows = {name: [str(column[name]).strip("()") for column in columns.values()] for name in LARGE}
     tau = [f"  {name:9s} q = {q:<5} {str(row)[1:-1]}" for name, t in TAU.items() for q, row in t.items()]
     return "\n".join([
-        "defaults by dataset; with --arch narrow, cnn or mlp the last columns. The letters say where the values of",
-        "the large runs are from: P the paper, C the released code, O ours, as all of digits, narrow, cnn and mlp.",
-        "One's own data: as the last column; resnet18 on them as on cifar10, on digits with 40 epochs. On kmnist",
-        "and fashion --proto-start is 0 with every network, and cnn and mlp have 24 epochs.\n",
+        "defaults by dataset; with --arch narrow, cnn or mlp the last columns: cnn and mlp on kmnist and fashion",
+        "(there), narrow everywhere, cnn and mlp elsewhere. The letters say where the values of the large runs are",
+        "from: P the paper, C the released code, O ours, as all of digits and of the last columns. One's own data:",
+        "as the last column; resnet18 on them as on cifar10, on digits with 40 epochs. On kmnist and fashion",
+        "--proto-start is 0 with every network.\n",
         " " * 25 + "".join(name.rjust(11) for name in columns),
         *(f"  {OPTIONS[k].source} {flag(k):21s}" + "".join(v.rjust(11) for v in row) for k, row in rows.items()),
         "\n--tau where f is pico's prototypes (C), for eta = 0.1, 0.2, 0.3; the nearest q and eta count:\n",

@@ -30,7 +30,7 @@ from harness.options import configure
 from paper.arena import CIFAR
 
 RATES = (0.1, 0.2, 0.4)
-KMNIST = "--dataset kmnist --arch cnn --image-size 14 --limit-train 8000 --limit-test 2000 --epochs 20"
+KMNIST = "--dataset kmnist --arch cnn --crop 0.8 --image-size 14 --limit-train 8000 --limit-test 2000 --epochs 20"
 
 
 # ------------------------------------------------------------------ data with strangers

@@ -25,7 +25,7 @@ from harness.options import SIX, configure
 
 GRID = ((0.1, 0.3), (0.3, 0.3), (0.5, 0.3), (0.3, 0.1))  # q, eta
 BRANCHES = {20: (3, 6, 9, 13), 30: (4, 8, 12, 18), 40: (4, 8, 12, 17, 24)}  # the fixed e0 by epochs of the run
-KMNIST = "--dataset kmnist --arch cnn --limit-train 8000 --limit-test 2000 --image-size 14"
+KMNIST = "--dataset kmnist --arch cnn --crop 0.8 --limit-train 8000 --limit-test 2000 --image-size 14"
 
 
 def settings() -> Iterator[dict]:

@@ -59,7 +59,7 @@ def test_kmnist_waits_for_a_tenth_of_the_run():
         argv = ["--dataset", "kmnist", "--arch", arch, "--epochs", str(epochs)]
         assert configure(argv).proto_start == start
     c = configure(["--dataset", "kmnist", "--arch", "cnn"])
-    assert (c.epochs, c.proto_start) == (24, 6)
+    assert (c.epochs, c.proto_start, c.crop, c.window, c.lr) == (32, 8, 0.85, 3, 0.02)
     assert configure(["--arch", "cnn"]).proto_start == 1  # digits do not wait
 
 
