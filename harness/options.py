@@ -275,6 +275,8 @@ def fill(given: dict, features: bool = False, samples: int = 0) -> dict:
     c["careful"] = is_own and c["tau"] in (None, "auto") and not c["no_irnet"]
     c["tau_auto"] = c["tau"] == "auto" and not c["no_irnet"]
     c["tau"] = default_tau(c) if c["tau"] is None else 0.0 if c["tau"] == "auto" else c["tau"]
+    if "window" not in given and (c["e0_rule"] in ("smoothed", "paper") or c["epochs"] >= 100):
+        c["window"] = 0  # the presets' are of the knee
     c["proto_start"] = c["proto_start"] or max(1, c["epochs"] // (10 if c["arch"] == "resnet18" else 4))
     return c
 

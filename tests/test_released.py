@@ -63,6 +63,21 @@ def test_kmnist_waits_for_a_tenth_of_the_run():
     assert configure(["--arch", "cnn"]).proto_start == 1  # digits do not wait
 
 
+@pytest.mark.parametrize(
+    ("argv", "window"),
+    [
+        ([], 3),
+        (["--e0-rule", "knee"], 3),
+        (["--epochs", "100"], 0),  # the smoothed rule, by itself
+        (["--e0-rule", "smoothed"], 0),
+        (["--preset", "released"], 0),
+        (["--e0-rule", "smoothed", "--window", "12"], 12),
+    ],
+)
+def test_the_short_runs_window_is_the_knees_alone(argv, window):
+    assert configure(["--dataset", "kmnist", "--arch", "cnn", *argv]).window == window
+
+
 def test_the_rule_has_ten_differences_and_a_window_of_a_tenth():
     refine = irnet.IRNet(torch.ones(4, 3, dtype=torch.bool), 0.01, 1000, rule="smoothed", window=0)
     assert refine.epoch.window == 100
