@@ -65,7 +65,7 @@ def fig2(grid):
         axes[1].plot(epochs, phi_n, color=ORANGE, label="phi_n (Eq. 8), noisy")
         axes[1].legend()
         axes[2].plot(epochs[:e0], val[:e0], color=BLUE)
-        if e0:  # after it the held-out part is trained on: no longer what the paper draws
+        if e0 and not np.isnan(val[e0:]).all():  # then it is trained on: no longer what the paper draws
             axes[2].plot(epochs[e0 - 1 :], val[e0 - 1 :], ":", color=BLUE, label="trained on")
             axes[2].legend()
         marked = [(0, bayes, low), (1, phi_c, high_c), (1, phi_n, high_n), *([(2, val, e0 - 1)] if e0 else [])]
