@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     if chosen.jobs < 1 or not chosen.seeds:
         parser.error("--jobs and --seeds: at least one")
     if chosen.what == "e0":
-        return when.main(chosen.out, chosen.data)
+        return when.main(chosen.out, chosen.data, chosen.scale)
     if chosen.what == "list":
         show_list(chosen.scale, chosen.seeds, chosen.out)
         return 0

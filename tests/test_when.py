@@ -38,13 +38,22 @@ def test_a_trunk_is_left_and_come_back_to(monkeypatch, capsys):
     monkeypatch.setattr(when, "BRANCHES", {3: (1, 2)})
     toy = "--dataset digits --limit-train 200 --limit-test 60 --batch-size 32 --device cpu --tau 0"
     setting = dict(data=toy, base="proden", q=0.3, eta=0.3, seed=0, epochs=3)
-    monkeypatch.setattr(when, "settings", lambda: iter([setting]))
-    assert when.main(Path("o"), "") == 0 and "digits, 1 curves" in capsys.readouterr().out
+    monkeypatch.setattr(when, "settings", lambda scale: iter([setting]))
+    assert when.main(Path("o"), "") == 0
+    said = capsys.readouterr().out
     (found,) = (json.loads(text) for text in Path("o/e0.jsonl").read_text().splitlines())
     assert set(found["ends"]) == {"1", "2"} and all(len(curve) == 3 for curve in found["curves"].values())
+    fixed = ", ".join(f"{e0}: {100 * last:.2f}" for e0, last in found["ends"].items())
+    assert "--tau 0, 1 curve\n" in said and f"e0 {fixed}; never: {100 * found['curves']['test'][-1]:.2f}" in said
     # a branch is the run whose e0 was given
     argv = [*toy.split(), *"--base proden --epochs 3 --e0 1 --threads 1 --out r".split()]
     assert train.main(argv) == 0
     assert json.loads(Path("r/summary.json").read_text())["last"] == pytest.approx(found["ends"]["1"])
     assert when.main(Path("o"), "") == 0  # nothing is repeated
     assert len(Path("o/e0.jsonl").read_text().splitlines()) == 1
+
+
+def test_all_of_kmnist_has_five_fixed_epochs():
+    (setting,) = when.settings("kmnist")
+    assert setting["base"] == "pico" and "--limit-train" not in setting["data"]
+    assert len(when.BRANCHES[setting["epochs"]]) == 5 and len(list(when.settings("digits"))) == 84
