@@ -12,8 +12,8 @@
     python -m paper compare RUN RUN...          any finished runs of train.py, side by side on one page
 
 A table or figure is a grid of train.py runs under --out, which they share. Finished runs are not repeated, broken
-ones are resumed, so that it may be stopped and started again at any time. A table is written as Markdown with the
-paper's cell beside ours, a figure as PNG.
+ones are resumed, so that it may be stopped and started again at any time; --jobs 0 runs nothing and shows the table
+of what is finished. A table is written as Markdown with the paper's cell beside ours, a figure as PNG.
 """
 
 from __future__ import annotations
@@ -47,15 +47,18 @@ def main(argv: list[str] | None = None) -> int:
         "--preset", default="ours", choices=["ours", "released"], help="as train.py's (default ours)"
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default 0 1 2)")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time (default 1)")
+    jobs = "runs at the same time (default 1); 0: none, the table of what is finished"
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help=jobs)
     parser.add_argument("--out", type=Path, default=Path("reproduced"), help="folder (default reproduced)")
     parser.add_argument("--data", default="", metavar="DIR", help="as train.py's --data")
     parser.add_argument("--options", nargs=argparse.REMAINDER, default=[], help="the rest goes to every train.py")
     chosen = parser.parse_args(argv)
     if chosen.what in own:
         parser.error(f"{chosen.what} comes first, then its options: python -m paper {chosen.what} --help")
-    if chosen.jobs < 1 or not chosen.seeds:
-        parser.error("--jobs and --seeds: at least one")
+    if chosen.jobs < 0 or not chosen.seeds:
+        parser.error("--jobs: 0 or more; --seeds: at least one")
+    if chosen.jobs == 0 and chosen.what not in TABLES:
+        parser.error(f"--jobs 0: the table of what is finished; {chosen.what} is no table")
     if chosen.what == "e0":
         return when.main(chosen.out, chosen.data, chosen.scale)
     if chosen.what == "list":
@@ -71,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    failed = grid.run(chosen.jobs)
+    failed = grid.run(chosen.jobs) if chosen.jobs else []
     if failed:
         print(f"error: {len(failed)} runs failed; the same command tries them again", file=sys.stderr)
         return 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import statistics
 from pathlib import Path
 
@@ -32,7 +33,8 @@ def title(name: str) -> str:
 
 
 def summaries(folders: list[Path], key: str) -> list:
-    return [json.loads((folder / "summary.json").read_text())[key] for folder in folders]
+    """Of those that are finished."""
+    return [json.loads(file.read_text())[key] for f in folders if (file := f / "summary.json").exists()]
 
 
 def read(folders: list[Path], key: str) -> list[float]:
@@ -40,7 +42,17 @@ def read(folders: list[Path], key: str) -> list[float]:
     return [100 * value for value in summaries(folders, key)]
 
 
+def mean(values: list[float]) -> float:
+    return statistics.mean(values) if values else math.nan  # which is no higher than anything
+
+
+def highest_of(values) -> float:
+    return max((mean(each) for each in values if each), default=math.nan)
+
+
 def cell(values: list[float], bold: bool = False) -> str:
+    if not values:
+        return "-"
     text = f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
     return f"**{text}**" if bold else text
 
@@ -92,9 +104,9 @@ def table2(grid):
                 cells = []
                 for q, eta in settings(grid, d):
                     ours = {i: read(asked[d, b, i, q, eta], key) for i in (False, True)}
-                    wins = statistics.mean(ours[irnet]) > statistics.mean(ours[not irnet])
+                    wins = mean(ours[irnet]) > mean(ours[not irnet])
                     better[key] += irnet and wins
-                    total += irnet and key == "best"
+                    total += irnet and key == "best" and bool(ours[True] and ours[False])
                     theirs = PAPER["table2"][grid.beside[d]][b]["irnet" if irnet else "alone"]
                     theirs = theirs[printed.index((q, eta))][0]
                     cells.append(beside(cell(ours[irnet], wins), theirs, key))
@@ -121,14 +133,14 @@ def by_q(grid, table: str, rows: dict[str, dict], head: str):
         for d, key in itertools.product(datasets, KINDS):
             qs = grid.datasets[d]
             ours = {(name, q): read(asked[d, name, q], key) for name in rows for q in qs}
-            highest = {q: max(statistics.mean(ours[name, q]) for name in rows) for q in qs}
+            highest = {q: highest_of(ours[name, q] for name in rows) for q in qs}
             yield heading(key, f"{d}, eta 0.3", grid.beside[d])
             yield f"| {head} | " + " | ".join(f"q {q:g}" for q in qs) + " |"
             yield "| --- " * (1 + len(qs)) + "|"
             for name in rows:
                 theirs = PAPER[table][grid.beside[d]][name]
                 cells = [
-                    beside(cell(ours[name, q], statistics.mean(ours[name, q]) == highest[q]), theirs[k], key)
+                    beside(cell(ours[name, q], mean(ours[name, q]) == highest[q]), theirs[k], key)
                     for k, q in enumerate(qs)
                 ]
                 yield f"| {title(name) if table == 'table3' else name} | " + " | ".join(cells) + " |"
@@ -204,13 +216,13 @@ def table8(grid):
     def lines():
         yield BEST_AND_LAST + "\n"
         ours = {key: {name: read(folders, key) for name, folders in asked.items()} for key in KINDS}
-        highest = {key: max(map(statistics.mean, values.values())) for key, values in ours.items()}
+        highest = {key: highest_of(values.values()) for key, values in ours.items()}
         yield f"Ours on {path.stem}, in brackets the paper's on RAF-DB.\n"
         yield "| method | best | last |"
         yield "| --- " * 3 + "|"
         for name in rows:
             values = {key: ours[key][name] for key in KINDS}
-            cells = {key: cell(v, statistics.mean(v) == highest[key]) for key, v in values.items()}
+            cells = {key: cell(v, mean(v) == highest[key]) for key, v in values.items()}
             yield f"| {title(name)} | {cells['best']} ({PAPER['table8'][name]}) | {cells['last']} |"
 
     return lines
@@ -260,8 +272,9 @@ def noise(grid):
             shown = ", ".join(f"{low:.0f} to {high:.0f}" for low, high in intervals)
             yield f"| {q:g}, {eta:g} | {cell(truth)} | {cell(estimated)} | {shown} |"
         yield (
-            f"\nOver {len(errors)} runs the mean absolute error is {statistics.mean(errors):.1f} points, the "
-            f"largest {max(errors):.1f}; the interval covers the truth in {sum(covered)} of {len(covered)}."
+            f"\nOver {len(errors)} runs the mean absolute error is {mean(errors):.1f} points, the "
+            f"largest {max(errors, default=math.nan):.1f}; the interval covers the truth in {sum(covered)} of "
+            f"{len(covered)}."
         )
 
     return lines

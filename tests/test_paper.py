@@ -89,6 +89,25 @@ def test_the_grids_have_the_papers_cells(name, runs):
         assert text.count("**1.0 ± 0.0**") == 6 and "(0.2)" in text and "(7.0)" in text
 
 
+def test_no_jobs_show_the_table_of_what_is_finished(quick, capsys):
+    grid = Grid("digits", [0], Path("o"), "", [])
+    both = [grid.ask("digits", "cc", irnet, 0.1, 0.3)[0] for irnet in (False, True)]
+    for folder, last in zip([*both, *grid.ask("digits", "rc", True, 0.5, 0.3)], (0.5, 0.75, 0.625), strict=True):
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(json.dumps(dict(last=last, best=last + 0.01, gap=0.01)))
+    assert paper.main(["table2", "--seeds", "0", "--jobs", "0", "--out", "o"]) == 0 and not quick
+    text = Path("o/digits/table2.md").read_text()
+    assert "on best in 1 of 1 cells, on last in 1 of 1 cells" in text  # a lone run is above nothing
+    alone, irnet, _, rc = text[text.index("### digits: last") :].splitlines()[4:8]
+    assert alone.split(" | ")[4] == "50.0" and irnet.split(" | ")[4] == "**75.0**" and alone.count(" - ") == 8
+    assert rc.endswith("| - | 62.5 |")
+    assert paper.main(["table3", "--seeds", "0", "--jobs", "0", "--out", "o"]) == 0
+    assert "**" not in Path("o/digits/table3.md").read_text()  # nothing is the best of nothing
+    with pytest.raises(SystemExit):
+        paper.main(["fig5", "--jobs", "0"])
+    assert "fig5 is no table" in capsys.readouterr().err
+
+
 def test_table_8_is_made_of_simulated_annotators(quick, capsys):
     assert paper.main(["table8", "--seeds", "0", "--jobs", "2", "--out", "o", *TINY]) == 0
     text = Path("o/digits/table8.md").read_text()
