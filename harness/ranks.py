@@ -308,6 +308,7 @@ def batch_norm(norm: nn.modules.batchnorm._BatchNorm, x: Tensor) -> Tensor:
     if not norm.training:
         return F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.0, norm.eps)
     dims, shape = (0, *range(2, x.ndim)), (1, -1) + (1,) * (x.ndim - 2)
+    kind, x = x.dtype, x.float()  # statistics stay fp32, as in torch's own
     n = x.numel() // x.shape[1] * size()
     mean = _Sum.apply(x.sum(dims)) / n
     centred = x - mean.view(shape)
@@ -317,7 +318,7 @@ def batch_norm(norm: nn.modules.batchnorm._BatchNorm, x: Tensor) -> Tensor:
             norm.num_batches_tracked += 1
             norm.running_mean.lerp_(mean, norm.momentum)
             norm.running_var.lerp_(variance * (n / (n - 1)), norm.momentum)
-    return centred * ((variance + norm.eps).rsqrt() * norm.weight).view(shape) + norm.bias.view(shape)
+    return (centred * ((variance + norm.eps).rsqrt() * norm.weight).view(shape) + norm.bias.view(shape)).to(kind)
 
 
 class _Sum(torch.autograd.Function):

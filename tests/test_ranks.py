@@ -75,6 +75,18 @@ def test_two_ranks_take_the_steps_of_one_process(base, arch):
                     assert value == two[part][name], name
 
 
+def test_two_ranks_take_the_steps_of_one_process_in_bf16_too():
+    argv = [*SHORT, "--base", "pico", "--arch", "cnn", "--seed", "1", "--lr", "0.001", "--amp", "bf16"]
+    assert some_steps(argv, "one") == 0
+    assert wait(several(some_steps, argv, "two")) == [0, 0], Path("log").read_text()
+    one, *both = (torch.load(f"{name}.pt", weights_only=True) for name in ("one0", "two0", "two1"))
+    assert both[0]["loss"] == both[1]["loss"] == pytest.approx(one["loss"], rel=0.01)
+    for name, value in one["network"].items():
+        if "running" in name:
+            assert both[0]["network"][name].dtype == torch.float32
+            assert torch.allclose(value, both[0]["network"][name], rtol=0.02, atol=2e-3), name
+
+
 # ------------------------------------------------------------------ whole runs
 
 
