@@ -193,8 +193,8 @@ def known(learner, samples) -> dict:
     """Of every training sample: logits, f of Eq. 4, features; whether it is held out."""
     out = torch.zeros(len(samples.labels), dtype=torch.bool).index_fill_(0, samples.held_out.cpu(), True)
     return dict(
-        logits=train.logits_of(learner, samples.images).numpy(),
-        f=train.probabilities(learner, samples.images)[1].numpy(),
+        logits=train.logits_of(learner, samples.images).cpu().numpy(),
+        f=train.probabilities(learner, samples.images, "cpu")[1].numpy(),
         features=train.features_of(learner, samples.images).numpy(),
         held_out=out.numpy(),
     )

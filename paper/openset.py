@@ -22,7 +22,6 @@ from torch import Generator, Tensor
 from torchvision.transforms.functional import resize, rgb_to_grayscale
 
 import data
-import models
 import train
 from crowd import outside
 from harness import InputError, Parser, checkpoint
@@ -120,9 +119,8 @@ def cell(words: list[str], d: data.Dataset, alien: Tensor) -> dict:
     learner, samples = train.prepare(c, d)
 
     def found() -> dict:
-        look = lambda x: models.features(learner.network, x)  # noqa: E731
-        seen = train.logits_of(learner, samples.images), train.evaluate(learner, look, samples.images)
-        each = scores(*seen, samples.before.to(learner.device))
+        logits = train.logits_of(learner, samples.images).cpu()
+        each = scores(logits, train.features_of(learner, samples.images), samples.before)
         flagged = each["p_outside"] >= outside.SURE
         flags = dict(flagged=int(flagged.sum()), right=int((flagged & alien).sum()), of=int(alien.sum()))
         return {name: auroc(score, alien) for name, score in each.items()} | flags
@@ -181,6 +179,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("reproduced"), help="folder (default reproduced)")
     parser.add_argument("--options", nargs="...", default=[], help="the rest goes to every run")
     chosen = parser.parse_args(argv)
+    if not all(0 < rate < 1 for rate in chosen.rates):
+        parser.error("--rates: above 0, below 1")
     torch.set_num_threads(1)
     chosen.out.mkdir(parents=True, exist_ok=True)
     path = chosen.out / "open-set.jsonl"

@@ -50,6 +50,12 @@ def test_worked_scores():
     assert got["energy"][0] == pytest.approx(-total) and got["1 - max p"][16] == pytest.approx(2 / 3)
 
 
+def test_rates_and_files_that_cannot_be_get_one_line(capsys):
+    with pytest.raises(SystemExit):
+        openset.main(["--rates", "0"])
+    assert "above 0, below 1" in capsys.readouterr().err
+
+
 def test_the_command_goes_on_where_it_was(capsys):
     argv = ["open-set", *"--rates 0.2 --seeds 1 --out o --options --epochs 3 --e0 2".split()]
     assert main(argv) == 0
