@@ -229,7 +229,7 @@ def train_epoch(
     if samples.p_outside is not None:  # --open-set
         from crowd import outside
 
-        pool = outside.settle(samples, refine, pool, learner.drops)
+        pool = outside.settle(samples, refine, pool, learner.drops, learner.batch_size)
     wanted = base.pool(pool)
     pool = wanted if len(wanted) >= learner.batch_size else pool
     order = pool[torch.randperm(len(pool), generator=learner.views.generator, device=learner.device)]

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import models
+from harness import InputError
 
 NEIGHBOURS = 15
 SURE = 0.5  # p_outside from which a sample counts as outside
@@ -81,8 +82,12 @@ def look(loop, learner, samples, row: dict, epochs: int) -> None:
         row["outside"] = int((samples.p_outside >= SURE).sum())
 
 
-def settle(samples, refine, pool: Tensor, drop: bool) -> Tensor:
+def settle(samples, refine, pool: Tensor, drop: bool, batch_size: int) -> Tensor:
     """Nothing is moved into the sets of those outside, nor where a person has decided -> who is trained on."""
     found, decided = samples.p_outside >= SURE, samples.dataset.decided
     refine.fixed = found if decided is None else found | decided.any(1).to(found.device)
-    return pool[~found[pool]] if drop else pool
+    left = pool[~found[pool]] if drop else pool
+    if len(left) < batch_size:
+        why = f"--open-set drop leaves {len(left)} samples, less than a batch of {batch_size}"
+        raise InputError(f"{why}: lower --batch-size, or take --open-set keep")
+    return left

@@ -13,6 +13,7 @@ import train
 from conftest import TOY, goes_on_as, rows, summary
 from crowd import outside
 from crowd.review import card
+from harness import InputError
 
 
 def test_the_neighbours_mean_prediction_and_its_entropy(monkeypatch):
@@ -78,10 +79,12 @@ def test_they_keep_their_sets_and_can_be_left_out():
         p_outside=torch.tensor([0.9, 0, 0, 0.5, 0.4, 0]), dataset=SimpleNamespace(decided=None)
     )
     refine = irnet.IRNet(torch.zeros(6, 3, dtype=torch.bool), 0.0, e0=1)
-    assert outside.settle(samples, refine, pool, False).tolist() == list(range(6))
+    assert outside.settle(samples, refine, pool, False, 6).tolist() == list(range(6))
     assert refine.fixed.tolist() == [True, False, False, True, False, False]
     samples.dataset.decided = decided
-    assert outside.settle(samples, refine, pool, True).tolist() == [1, 2, 4, 5]
+    assert outside.settle(samples, refine, pool, True, 4).tolist() == [1, 2, 4, 5]
+    with pytest.raises(InputError, match="leaves 4 samples, less than a batch of 5"):
+        outside.settle(samples, refine, pool, True, 5)
     assert refine.fixed.tolist() == [True, True, False, True, False, False]
     flagged, _ = refine.correct(pool, [torch.eye(3)[torch.zeros(6).long()]])
     assert flagged.tolist() == [False, False, True, False, True, True]
