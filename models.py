@@ -249,7 +249,10 @@ class Pair(nn.Module):
 
 def features(network: nn.Module, images: Tensor) -> Tensor:
     """The backbone's features [B, width] of the (first) encoder, for Figs. 7 and 8."""
-    return next(m for m in network.modules() if isinstance(m, Encoder)).features(images).float()
+    encoder = next((m for m in network.modules() if isinstance(m, Encoder)), None)
+    if encoder is None:
+        raise ValueError("features: the network has no models.Encoder in it; give a function of your own")
+    return encoder.features(images).float()
 
 
 MOST = 50_000_000  # similarities at a time

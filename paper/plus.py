@@ -5,11 +5,10 @@
     loss = loss + refine.mixed(network, x, weights, index)          # in each step
 
 votes: the neighbours' votes on the sets as they were given (PALS) are one more f in Eqs. 10 to 12. A sample's own
-    set has no vote, so that they are not fitted to it, as f(x) is by then.
-now: the same with the sets as they are by now, corrected.
-back: a label that was moved in is taken back once the neighbours no longer vote for it.
-f: f(network, x) is the f of Eq. 4, by which `tau.guarded` asks at e0 whether enough is known (--tau auto).
+    set has no vote, so that they are not fitted to it, as f(x) is by then. now: with the sets as they are by now.
+back: a set whose label moved in is no longer the neighbours' is again as it was given.
 mix: cross entropy on pairs of images mixed with their label weights (PiCO+, ALIM), ramped up after e0.
+Give features(network, x) [N, D] for a network not of models.py; f(network, x), Eq. 4's, for --tau auto's guard.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ VOTERS = 10_000  # of more samples so many are drawn in each epoch: else the vot
 
 
 class Plus(irnet.IRNet):
-    def __init__(self, candidates: Tensor, *args, parts=PARTS, generator: Generator | None = None, f=None, **more):
+    def __init__(self, candidates: Tensor, *args, parts=PARTS, generator=None, f=None, features=None, **more):
         super().__init__(candidates, *args, **more)
-        self.parts, self.generator, self.f = parts, generator, f
+        self.parts, self.generator, self.f, self.features = parts, generator, f, features or models.features
         self.before, self.notes = candidates.clone(), {}  # notes: of the epoch, for its row
         self.winner = torch.full((len(candidates),), -1, device=candidates.device)  # the neighbours', [N]
 
@@ -43,7 +42,7 @@ class Plus(irnet.IRNet):
             sets = self.candidates if "now" in self.parts else self.before
             n, device = len(sets), sets.device
             drawn = torch.randperm(n, generator=self.generator, device=device)[:VOTERS] if n > VOTERS else None
-            self.winner = winners(look(models.features), sets, drawn)
+            self.winner = winners(look(self.features), sets, drawn)
             if self.f is not None and len(self.epoch.curve) == self.e0:  # later both are fitted to the same sets
                 self.notes = tau.guarded(self, look(self.f))
             if "back" in self.parts:
@@ -51,7 +50,7 @@ class Plus(irnet.IRNet):
 
     @torch.no_grad()
     def take_back(self, weights: Tensor | None = None) -> None:
-        """Undoes the corrections whose label is not the neighbours': S as it was, its weights sum to 1 again."""
+        """Undoes the corrections whose label is not the neighbours': S as given, its weights sum to 1 again."""
         undone = (self.corrected_at > 0) & (self.corrected_to != self.winner)
         gone = undone[:, None] & self.candidates & ~self.before
         self.candidates &= ~gone
@@ -73,14 +72,15 @@ class Plus(irnet.IRNet):
         """The further loss of a batch: view x of the samples index, label weights [N, C]; 0 until e0."""
         if not self.started or "mix" not in self.parts or weights is None:
             return 0.0
-        share = min(1.0, (len(self.epoch.curve) + 1 - self.e0) / RAMP)
-        x, target = mixup(x, weights[index] * self.candidates[index], self.generator)
-        return share * weighted_ce(network(x), target)
+        target = weights[index] * self.candidates[index]  # LWC's weights sum to 1 only once they were updated
+        x, target = mixup(x, target / target.sum(1, keepdim=True).clamp_min(1e-12), self.generator)
+        return min(1.0, (len(self.epoch.curve) + 1 - self.e0) / RAMP) * weighted_ce(network(x), target)
 
 
 def make(parts: str, base, guarded: bool, generator: Generator, *args, **more) -> Plus:
     """By --irnet's value; guarded: by the base's own f."""
     parts = PARTS if parts == "plus" else tuple(parts.split("+"))
+    parts = parts if base.weights is not None else tuple(p for p in parts if p != "mix")
     base.mixes = base.mixes or "mix" in parts  # every rank needs the whole batch then
     return Plus(*args, parts=parts, generator=generator, f=base.probabilities if guarded else None, **more)
 

@@ -9,7 +9,7 @@ import models
 import train
 from conftest import TOY, goes_on_as, rows, summary
 from harness import options
-from paper import plus, tau
+from paper import baselines, plus, tau
 
 
 def made(n=40, classes=4, seed=2):
@@ -152,9 +152,40 @@ def test_the_command_says_why_nothing_is_corrected(monkeypatch, capsys):
     assert goes_on_as("held", [*argv, "auto"], 8, monkeypatch)
 
 
+def test_a_network_of_ones_own_gives_its_features():
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(6, 4))
+    sets, x = made()[1], torch.randn(40, 6)
+    refine = plus.Plus(sets, 0.1, 40, e0=1, features=lambda network, x: network(x))
+    refine.end_epoch(0.5)
+    refine.begin_epoch(lambda function: function(network, x))
+    assert torch.equal(refine.winner, plus.winners(network(x), sets))
+    with pytest.raises(ValueError, match="a function of your own"):
+        models.features(network, x)
+
+
+def test_what_is_mixed_sums_to_one():
+    """LWC begins with w = 1/C everywhere."""
+    refine, x = refined(("mix",)), torch.rand(3, 4)
+    refine.generator = torch.Generator().manual_seed(4)
+    lwc = float(refine.mixed(lambda v: v, x, torch.full((3, 4), 0.25), torch.arange(3)))
+    refine.generator = torch.Generator().manual_seed(4)
+    halves = torch.tensor([[0.5, 0.5, 0, 0]] * 3)
+    assert lwc == pytest.approx(float(refine.mixed(lambda v: v, x, halves, torch.arange(3))))
+
+
+def test_bases_without_label_weights_have_nothing_to_mix():
+    sets = torch.ones(3, 2, dtype=torch.bool)
+    for name in set(options.BASES) - set(options.WITHOUT_IRNET):
+        base = baselines.METHODS[name](sets)
+        assert (base.weights is None) == (name in options.WITHOUT_WEIGHTS), name
+        refine = plus.make("plus", base, False, None, sets, 0.1)
+        assert refine.parts == (("votes",) if base.weights is None else plus.PARTS)
+        assert base.mixes == (base.weights is not None)
+
+
 def test_parts_have_names():
     class Base:
-        mixes = False
+        mixes, weights = False, torch.ones(3, 2)
 
     for name in options.WINDS[1:]:
         base = Base()
