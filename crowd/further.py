@@ -37,14 +37,16 @@ def gain(q: Tensor, pi: Tensor) -> Tensor:
     return torch.cat(found).clamp_min(0)
 
 
-def next_csv(votes: Votes, q: Tensor, names: list[str], classes: list[str], decided: Tensor | None = None) -> str:
-    """Only samples that another vote may change, and that nobody has decided on."""
+def next_csv(
+    votes: Votes, q: Tensor, names: list[str], classes: list[str], decided: Tensor | None = None, key: str = "file"
+) -> str:
+    """Only samples that another vote may change, and that nobody has decided on; key: what the names are."""
     worth, counts = gain(q, confusion(votes, q)), votes.counts().sum(1)
     worth = worth if decided is None else worth.masked_fill(decided.any(1), 0)
     sure, label = q.max(1)
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["row" if all(map(str.isdecimal, names)) else "file", *COLUMNS])
+    table.writerow([key, *COLUMNS])
     for i in worth.argsort(descending=True, stable=True).tolist():
         if worth[i] < LEAST:
             break

@@ -68,11 +68,16 @@ def tables(d: Dataset, end: Outcome) -> dict[str, str]:
     written = {"labels.csv": labels_csv(d, end, found, votes, decided, proposed, by_class)}
     if votes:
         names = d.sample_names + (d.scored.files if len(end.p) > len(end.before) else [])
-        written["next.csv"] = next_csv(votes, found.q, names, d.class_names, decided)
+        written["next.csv"] = next_csv(votes, found.q, names, d.class_names, decided, kind_of(names, d.features))
     if d.annotators is not None:
         names, _ = people(d.annotator_names)
         written["annotators.csv"] = annotators_csv(votes, found.q, names, d.class_names)
     return written
+
+
+def kind_of(names: list[str], features: bool) -> str:
+    """What the samples' names are, the head of their column."""
+    return "row" if all(map(str.isdecimal, names)) else "id" if features else "file"
 
 
 def tell(found: Consensus) -> None:
@@ -145,7 +150,7 @@ def labels_csv(
 
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    head = ["row" if all(map(str.isdecimal, files)) else "id" if d.features else "file", *COLUMNS]
+    head = [kind_of(files, d.features), *COLUMNS]
     own_columns = (OWN if found else []) + (DECIDED if decided is not None else [])
     table.writerow(head + own_columns + (["p_outside"] if end.outside is not None else []))
     for part in suspicion.argsort(stable=True, descending=True).split(10_000):

@@ -140,6 +140,7 @@ def test_features_as_a_table_train_the_mlp_as_arrays_do():
         assert train.main(["--dataset", file, "--base", "cc", "--epochs", "2", "--out", file[2:]]) == 0
     same = [[{k: row[k] for k in ("loss", "val", "test")} for row in rows(name)] for name in ("csv", "npz")]
     assert same[0] == same[1] and list(read("csv/labels.csv")[0])[0] == "id"
+    assert Path("csv/next.csv").read_text().startswith("id,votes")  # one key in both
     assert "<img" not in Path("csv/review.html").read_text()
     for wrong, named in (("x", "'x' in column b"), ("", "''"), ("inf", "finite"), ("nan", "finite")):
         Path("w.csv").write_text(f"a,b,label\n1,2,u\n3,{wrong},v\n")
