@@ -21,7 +21,7 @@ import torch
 import data
 import irnet
 import train
-from harness import checkpoint
+from harness import InputError, checkpoint
 from harness.options import SIX, configure
 
 GRID = ((0.1, 0.3), (0.3, 0.3), (0.5, 0.3), (0.3, 0.1))  # q, eta
@@ -35,6 +35,8 @@ def settings(scale: str) -> Iterator[dict]:
     if scale == "kmnist":
         yield dict(data="--dataset kmnist --arch cnn", base="pico", q=0.3, eta=0.3, seed=0, epochs=32)
         return
+    if scale != "digits":
+        raise InputError(f"e0: it has settings at --scale digits and kmnist, none at {scale}")
     for seed, epochs in itertools.product((10, 11, 0, 1), (20, 30, 40)):
         for k, base in enumerate(SIX):
             q, eta = GRID[(k + seed + epochs // 10) % 4]

@@ -180,6 +180,26 @@ def test_wrong_options_get_one_line(capsys):
     assert "--epochs" in err and err.count("\n") == 1 and not Path("o").exists()
 
 
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["branches", "--q", "2"], "--q 2.0"),
+        (["table5", "--scale", "kmnist"], "table5"),
+        (["e0", "--scale", "paper"], "e0: it has settings"),
+    ],
+)
+def test_what_cannot_be_gets_one_line(argv, named, capsys):
+    assert paper.main([*argv, "--out", "o"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and named in said and said.count("\n") == 1
+
+
+def test_e0_has_settings_of_its_own(capsys):
+    with pytest.raises(SystemExit):
+        paper.main(["e0", "--seeds", "5"])
+    assert "settings of its own" in capsys.readouterr().err
+
+
 def test_stopped_it_goes_on_where_it_was():
     argv = ["table7", "--seeds", "0", "--out", "o", "--options", *TOY, "--epochs", "400"]
     started = process(paper.main, argv)  # which starts train.py as always
