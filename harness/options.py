@@ -17,6 +17,7 @@ SIX = ("cc", "rc", "log", "proden", "lwc", "pico")
 BASES = (*SIX, "mae", "mse", "sce", "gce", "plcr", "pico+", "alim", "pals", "supervised", "dividemix")
 PICO_FAMILY = ("pico", "pico+", "alim")  # two encoders, a queue, prototypes
 WITHOUT_IRNET = ("pico+", "alim", "pals", "supervised", "dividemix")  # noise has another answer there, or none
+WITHOUT_WEIGHTS = ("cc", "log", "mae", "mse", "sce", "gce")  # of labels: nothing to mix with --irnet plus
 ARCHS, VALS, PLACES = ("resnet18", "narrow", "cnn", "mlp"), ("holdout", "test"), ("device", "host")
 RULES, AMPS = ("auto", "smoothed", "knee", "paper"), ("auto", "bf16", "fp16", "off")
 VARIANTS = ("published", "released")
@@ -172,7 +173,7 @@ def configure(
     """The command line, filled up and checked: a frozen object. has_features(path): features rather than images?"""
     given = check_given(parse(argv))
     path = Path(given["dataset"])
-    own = str(path) not in PRESETS
+    own = given["dataset"] not in PRESETS
     c = check(fill(given, features=own and has_features(path), samples=count(path) if own else 0))
     c["device"] = ranks.find_device(c["device"])
     return dataclasses.make_dataclass("Config", list(c), frozen=True)(**c)
@@ -222,6 +223,12 @@ def check_given(given: dict) -> dict:
         raise InputError("--base alim: it needs the noise rate, which nobody knows of one's own sets; use another")
     if is_own and ("q" in given) != ("eta" in given):
         raise InputError("--q, --eta: give both, or neither where the file has candidate sets of its own")
+    if given.get("irnet") == "mix" and base in WITHOUT_WEIGHTS:
+        raise InputError(f"--irnet mix, --base {base}: it mixes label weights, and {base} has none")
+    if "back" in given.get("irnet", "") and given.get("swap"):
+        raise InputError(
+            f"--irnet {given['irnet']}, --swap: one of them; a label that was moved out does not come back"
+        )
     if given.get("irnet", "paper") != "paper" and given.get("no_irnet"):
         raise InputError(f"--irnet {given['irnet']}, --no-irnet: one of them")
     if given.get("resume") and given.get("overwrite"):
@@ -331,11 +338,12 @@ def recorded(c) -> dict:
     return json.loads(json.dumps({k: v for k, v in vars(c).items() if k not in OPTIONS or OPTIONS[k].kept}))
 
 
-def changed(c) -> dict:
-    """The options that are not the preset's."""
+def changed(c, features: bool = False, samples: int = 0) -> dict:
+    """The options that are not the preset's; features, samples: of one's own data."""
     names = ("dataset", "base", "arch", "no_irnet", "q", "eta", "preset")
-    plain = fill({name: getattr(c, name) for name in names if getattr(c, name) is not None})
-    now = {k: v for k, v in recorded(c).items() if k not in (*names, "device", "seed", "careful")}
+    plain = fill({name: getattr(c, name) for name in names if getattr(c, name) is not None}, features, samples)
+    now = {k: v for k, v in recorded(c).items() if k not in (*names, "device", "seed", "careful", "tau_auto")}
+    now |= dict(tau="auto") if c.tau_auto else {}  # what it is in the run changes with the epochs
     return {k: v for k, v in now.items() if v != json.loads(json.dumps(plain[k]))}
 
 

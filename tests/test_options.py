@@ -81,6 +81,8 @@ BAD = [
     (["--tau", "nan"], "--tau"),
     (["--tau", "automatic"], "--tau"),
     (["--irnet", "plus", "--no-irnet"], "--irnet plus"),
+    (["--irnet", "votes+back", "--swap"], "--swap"),
+    (["--irnet", "mix", "--base", "cc"], "--irnet mix"),
     (["--tau", "auto", "--val", "test"], "--tau auto"),
     (["--tau", "auto", "--preset", "released"], "--tau auto"),
     (["--resume"], "--resume"),
@@ -164,6 +166,22 @@ def test_what_was_changed_from_the_preset():
     assert options.changed(options.configure(argv)) == {}
     more = ["--lr", "0.5", "--views", "ws", "--epochs", "7"]
     assert options.changed(options.configure([*argv, *more])) == dict(lr=0.5, views="ws", epochs=7)
+
+
+def test_what_was_changed_where_the_defaults_are_worked_out():
+    config = options.configure(["--base", "proden", "--tau", "auto"])
+    assert options.changed(config) == dict(irnet="votes", tau="auto")
+    Path("own").mkdir()
+    config = options.configure(["--dataset", "own"], lambda path: True, lambda path: 60)
+    assert config.arch == "mlp" and config.batch_size == 8
+    assert options.changed(config, features=True, samples=60) == {}
+
+
+@pytest.mark.parametrize("name", ["fashion/", "./fashion"])
+def test_a_folder_named_like_a_dataset_is_ones_own(name):
+    Path("fashion").mkdir()
+    config = options.configure(["--dataset", name], lambda path: True, lambda path: 60)
+    assert config.arch == "mlp" and config.batch_size == 8
 
 
 def test_size_is_another_spelling_of_image_size():
