@@ -161,12 +161,14 @@ class CorrectionEpoch:
 class IRNet:
     """Label correction inside anyone's loop, in three lines:
 
-        refine = IRNet(candidates, tau=0.008, epochs=epochs)                  # before the loop
-        if refine.started: refine.correct(index, [f_x, f_z], weights)         # after each step
+        refine = IRNet(candidates, tau=0.3, epochs=epochs)                    # before the loop
+        if refine.started: refine.correct(index, [f_x, f_z], weights)         # in each step
         refine.end_epoch(validation_score)                                    # after each epoch
 
     `candidates` bool [N, C] is edited in place, and so is `weights` [N, C] where the base keeps label weights.
-    f_x, f_z [B, C] are the probabilities of the batch and of one augmented view of it (any number of views).
+    f_x, f_z [B, C] are the probabilities of the batch and of one augmented view of it (any number of views), both
+    from before the step. tau depends on f: about 0.3 for a classifier's softmax, 0.002 to 0.02 for the softmax over
+    PiCO's prototypes. Runs of up to `epoch.earliest` epochs are too short to find e0: give it.
     """
 
     def __init__(

@@ -362,5 +362,5 @@ def preset_table() -> str:
         *(f"  {OPTIONS[k].source} {flag(k):21s}" + "".join(v.rjust(11) for v in row) for k, row in rows.items()),
         "\n--tau where f is pico's prototypes (C), for eta = 0.1, 0.2, 0.3; the nearest q and eta count:\n",
         *tau,
-        f"  cnn and mlp: {TAU_SMALL} (O); where f is the classifier: 0.3, from q = 0.4 on 0.2 (O)",
+        f"  narrow, cnn and mlp: {TAU_SMALL} (O); where f is the classifier: 0.3, from q = 0.4 on 0.2 (O)",
     ])  # fmt: skip
