@@ -8,6 +8,7 @@ data are read by crowd/; the augmentations are augment.py's, `weak` and `strong`
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import hashlib
 import io
@@ -97,6 +98,14 @@ class Dataset:
             rows = torch.arange(0, len(tensor), every)
             for some in rows.split(max(1, 2_000_000 // max(1, math.prod(tensor.shape[1:])))):  # a few megabytes
                 digest.update(tensor[some].contiguous().numpy())
+        return digest.hexdigest()
+
+    @functools.cached_property
+    def said(self) -> str:
+        """Of what annotators said and a person decided, which a run depends on beside its sets."""
+        digest = hashlib.blake2b(digest_size=16)
+        for tensor in (self.votes, self.annotators, self.decided):
+            digest.update(b"none" if tensor is None else tensor.contiguous().cpu().numpy().tobytes())
         return digest.hexdigest()
 
 

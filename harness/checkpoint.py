@@ -63,13 +63,15 @@ def state_of(learner, samples, fingerprint: str) -> dict:
     randomness = dict(generator=learner.views.generator.get_state(), torch_generator=torch.get_rng_state())
     split = dict(before=samples.before, held_out=samples.held_out, pool=samples.pool)
     split |= {} if samples.p_outside is None else dict(p_outside=samples.p_outside)
-    return parts | randomness | dict(data=fingerprint) | split
+    return parts | randomness | dict(data=fingerprint, said=samples.dataset.said) | split
 
 
 def restore(state: dict, learner, samples, fingerprint: str) -> tuple[list[dict], list[dict]]:
     """Puts a state back -> the rows and the histograms so far."""
     if state["data"] != fingerprint or not torch.equal(state["before"], samples.before):
         raise InputError("--resume: the data are not those that the run began with")
+    if state.get("said", samples.dataset.said) != samples.dataset.said:
+        raise InputError("--resume: the votes or decisions are not those that the run began with")
     samples.held_out, samples.pool = (state[name].to(learner.device) for name in ("held_out", "pool"))
     samples.p_outside = state["p_outside"].to(learner.device) if "p_outside" in state else None
     for name in PARTS:

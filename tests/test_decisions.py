@@ -117,3 +117,15 @@ def test_a_later_file_overrules_an_earlier_one():
     Path("b.csv").write_text(f"row;label\n{names[0]};class 5\n")
     d = crowd.load(Path("own.npz"), decisions=["a.csv", "b.csv"])
     assert d.candidates[:2].nonzero().tolist() == [[0, 5], [1, 2]]
+
+
+def test_a_run_resumes_with_no_other_votes(monkeypatch, capsys):
+    _, said = voted()
+    stopping_at(monkeypatch, 9)
+    assert train.main([*RUN, "--out", "r"]) == 143
+    with np.load("own.npz") as file:
+        np.savez("own.npz", **{**file, "annotators": said[:, ::-1].copy()})  # other annotators, the same sets
+    assert train.main([*RUN, "--out", "r", "--resume"]) == 2
+    assert "the votes or decisions are not those" in capsys.readouterr().err
+    voted()
+    assert train.main([*RUN, "--out", "r", "--resume"]) == 0
