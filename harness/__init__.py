@@ -19,6 +19,12 @@ class InputError(ValueError):
 class Parser(argparse.ArgumentParser):
     """A command line whose mistakes cost one line and exit 2."""
 
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        for stream in (sys.stdout, sys.stderr):  # a name that a terminal cannot show is no reason to stop
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")
+
     def error(self, message: str):
         from harness import ranks
 

@@ -335,9 +335,12 @@ class Run:
         self._write(name, content.encode("utf-8", "surrogateescape"))
 
     def page(self, name: str, make: Callable[[], str]) -> None:
-        """A page about the results, which are written by now: it may fail, and then that is said."""
+        """A page about the results, which are written by now: it may fail, and then that is said. What cannot be
+        written ends the run: --resume makes the page, as the run has no summary yet."""
         try:
             self.text(name, make())
+        except WriteError:
+            raise
         except Exception as error:
             why = (str(error).splitlines() or [""])[0]
             print(f"note: {name} was not made ({type(error).__name__}: {why})", file=sys.stderr)

@@ -1,5 +1,6 @@
 """The run's folder: exact resume, what is refused, damaged checkpoints, full disks, two processes."""
 
+import io
 import json
 import os
 import pickle
@@ -331,3 +332,22 @@ def test_a_page_that_fails_is_said_and_the_run_is_finished(monkeypatch, capsys):
     assert said.err == "note: report.html was not made (ZeroDivisionError: division by zero)\n"
     assert "test accuracy" in said.out and not Path("r/report.html").exists() and summary("r")["epochs"] == 2
     assert train.main([*argv, "--resume"]) == 0 and "finished" in capsys.readouterr().out
+
+
+def test_a_page_that_cannot_be_written_ends_the_run_and_resume_makes_it(capsys):
+    argv = [*FILES, "--base", "cc", "--epochs", "2", "--out", "r"]
+    blocked = Path("r/report.html.part")
+    blocked.mkdir(parents=True)  # stands for a full disk
+    assert train.main(argv) == 1 and not Path("r/summary.json").exists()
+    assert "with --resume" in capsys.readouterr().err
+    blocked.rmdir()
+    assert train.main([*argv, "--resume"]) == 0 and Path("r/report.html").exists()
+    assert summary("r")["epochs"] == 2
+
+
+def test_a_terminal_that_cannot_show_a_name_shows_it_escaped(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+    monkeypatch.setattr("sys.stdout", stream)
+    options.configure([])
+    print("\u732b", file=stream, flush=True)
+    assert stream.buffer.getvalue().strip() == b"\\u732b"
