@@ -32,23 +32,29 @@ def read(frame, unsure: Sequence[str] = (), classes: list[str] | None = None):
             raise InputError(f"a frame with label needs a column of samples: {', '.join(SAMPLE)}")
         who = next((lower[name] for name in WHO if name in lower), None)
         names = [""] * len(frame) if who is None else frame[who].tolist()
-        cells = list(zip(frame[sample].tolist(), names, frame[lower["label"]].tolist(), strict=True))
+        there = frame[lower["label"]].notna().tolist()
+        cells = list(zip(frame[sample].tolist(), names, frame[lower["label"]].tolist(), there, strict=True))
     else:
         wide = frame if sample is None else frame.set_index(sample)
         cells = [
-            (name, who, label)
-            for name, row in zip(wide.index.tolist(), wide.to_numpy().tolist(), strict=True)
-            for who, label in zip(wide.columns.tolist(), row, strict=True)
+            (name, who, label, there)
+            for name, row, said in zip(
+                wide.index.tolist(), wide.to_numpy().tolist(), wide.notna().to_numpy().tolist(), strict=True
+            )
+            for who, label, there in zip(wide.columns.tolist(), row, said, strict=True)
         ]
-    cells = [
-        (name, str(who), str(label).strip()) for name, who, label in cells if label == label and label is not None
-    ]
+    cells = [(name, str(who), as_text(label)) for name, who, label, there in cells if there]
     nothing = {key(name) for name in unsure}
     called, _ = one_spelling(Counter(label for *_, label in cells if label), classes)
     cells = [(name, who, called[label]) for name, who, label in cells if label and key(label) not in nothing]
     if not cells:
         raise InputError("the frame has no votes")
     return type(frame)(cells, columns=["sample", "annotator", "label"])
+
+
+def as_text(label) -> str:
+    """Whole numbers without a point: columns with gaps are of floats in pandas."""
+    return str(int(label) if isinstance(label, float) and label.is_integer() else label).strip()
 
 
 def consensus(frame, probabilities=None, unsure: Sequence[str] = (), classes: list[str] | None = None):

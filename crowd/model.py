@@ -24,6 +24,7 @@ class Model:
             self.config = json.loads((folder / "config.json").read_text())
             self.network = models.build(**self.config["network"])
             self.network.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
+            self.classes = self.config["class_names"]
         except FileNotFoundError as error:
             raise InputError(
                 f"{folder} has no {Path(error.filename).name}: is it the folder of a finished run?"
@@ -32,7 +33,6 @@ class Model:
             why = votes.first_line(error)
             raise InputError(f"cannot read the model in {folder}: {why}") from None
         self.network.eval()
-        self.classes = self.config["class_names"]
         wanted = "off" if self.config.get("amp") == "off" else "auto"
         self.precision = ranks.Precision(wanted, torch.device("cpu"), self.config["network"]["size"])
 

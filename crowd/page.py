@@ -59,8 +59,11 @@ def noise(rows: list[dict]) -> str:
         for name, (n, wrong, missing) in [("all", total), *worst[:MOST]]
     ]
     more = f", the {MOST} noisiest of {len(worst)}" if len(worst) > MOST else ""
-    said = "consensus" if votes else "the network"
-    caption = f"Noise by class ({said} for the class{more}): how probably the label given is wrong"
+    said = "consensus" if any(row["consensus"] for row in rows) else "the network"
+    caption = (
+        f"Noise by class ({said} for the class{more}): the means of labels.csv's chances that the label given is "
+        "wrong. They put the classes in order; the rate is the noise estimate"
+    )
     return grid(caption, ["class", "samples", *(["majority wrong"] if votes else []), "truth not given"], lines)
 
 

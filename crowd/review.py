@@ -22,7 +22,7 @@ from crowd.model import Model
 from crowd.outside import SURE
 from data import Dataset
 from harness import InputError
-from harness.options import READING
+from harness.options import PRESETS, READING
 
 HERE = Path(__file__).parent
 FEW = 100  # classes to choose from in a list; more are typed
@@ -151,12 +151,12 @@ def review_again(folder: Path, path: str | None = None, root: str = "data") -> s
     model = Model(folder)
     path = path or model.config["dataset"]
     try:
-        found = suspicious((folder / "labels.csv").read_text(encoding="utf-8"))
+        found = suspicious((folder / "labels.csv").read_text(encoding="utf-8", errors="surrogateescape"))
     except (OSError, KeyError, IndexError, UnicodeDecodeError):
         raise InputError(
             f"{folder} has no labels.csv, or not as it was: is it the folder of a finished run?"
         ) from None
-    if files.has_images(Path(path)):
+    if path not in PRESETS and files.has_images(Path(path)):
         chosen = files.named_images(Path(path), found.names, model.config["network"]["size"])
     else:
         c = model.config
@@ -195,7 +195,7 @@ def named(d: Dataset, names: list[str]) -> tuple[Tensor, list[int]]:
 
 def filled(found: Suspicious, chosen: Tensor, probs: Tensor, classes: list[str], path: str, name: str) -> str:
     """The page of these rows, with pictures and probabilities."""
-    has_files = files.has_images(Path(path))
+    has_files = path not in PRESETS and files.has_images(Path(path))
     for row, file, image, p in zip(found.rows, found.names, chosen, probs, strict=True):
         row |= dict(name=file, image=None, large=has_files)
         if has_files:  # the file itself, not what the network sees of it

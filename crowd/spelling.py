@@ -19,7 +19,7 @@ def key(label: str) -> str:
     """The same for all spellings of one label: 1, 1.0 and 01; Cat and cat. A single letter keeps its size."""
     label = plain(label)
     if re.fullmatch(r"[0-9]+(\.0*)?", label):
-        return str(int(label.split(".")[0]))
+        return label.split(".")[0].lstrip("0") or "0"
     return label.casefold() if len(label) > 1 else label
 
 

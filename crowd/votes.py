@@ -119,8 +119,10 @@ def arrays(path: Path, classes: list[str] | None) -> Given:
             labels[name] = _numbers(found[name], name, where, -1 if name == "y_train" else 0)
             if labels[name].shape != (len(of),):
                 raise InputError(f"{name} {where} must be {len(of)} class numbers, one a sample")
-    names = list(classes) if classes else _names(found.get("classes"), where)
+    names = check_names(list(classes), "--classes") if classes else _names(found.get("classes"), where)
     columns = sets.shape[1] if kind in ("candidates", "votes") else 0
+    if columns == 1:
+        raise InputError(f"{kind} {where} has one column: there must be two classes at least")
     numbers = labels | ({"annotators": sets} if kind == "annotators" else {})
     if names is None:
         largest = max((int(a.max(initial=0)) + 1 for a in numbers.values()), default=0)
@@ -200,7 +202,8 @@ def feature_notes(x: np.ndarray) -> list[str]:
     if x.dtype.kind != "f" or x.ndim != 2:
         return []
     x = np.asarray(x[:100_000], dtype=np.float64)
-    low, middle, high = np.quantile(x, (0.01, 0.5, 0.99), axis=0)
+    middle = np.median(x, axis=0)  # low and high are values of the data: none between them and a wild one
+    low, high = np.quantile(x, 0.01, axis=0, method="higher"), np.quantile(x, 0.99, axis=0, method="lower")
     far, spread, notes = np.abs(x - middle), high - low, []
     constant = np.flatnonzero(x.max(0) == x.min(0)).tolist()
     wild = np.flatnonzero(far.max(0) > 1e4 * np.where(spread > 0, spread, np.inf)).tolist()

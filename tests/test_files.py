@@ -14,9 +14,10 @@ import crowd
 import data
 import models
 import train
-from conftest import rows
+from conftest import TOY, rows
+from crowd.__main__ import main as crowd_main
 from crowd.further import gain
-from crowd.spelling import one_spelling
+from crowd.spelling import key, one_spelling
 from crowd.votes import feature_notes
 from harness import InputError, options
 from test_crowd import drawing, features, read
@@ -262,3 +263,39 @@ def test_frames_in_and_out():
     from crowd.consensus import Consensus  # the module beside the function
 
     assert callable(crowd.consensus) and Consensus.__module__ == "crowd.consensus"
+
+
+def test_frames_with_gaps_have_the_labels_of_those_without():
+    """pandas keeps whole numbers with gaps as floats, and strings with gaps beside its own NA."""
+    pandas = pytest.importorskip("pandas")
+    labels = [[0, 1], [1, None], [1, 1]]
+    whole = [("s0", "a", "0"), ("s0", "b", "1"), ("s1", "a", "1"), ("s2", "a", "1"), ("s2", "b", "1")]
+    frame = pandas.DataFrame(labels, columns=["a", "b"], index=["s0", "s1", "s2"])
+    p = pandas.DataFrame([[0.9, 0.1]] * 3, index=frame.index, columns=[0, 1])
+    for wide in (frame, frame.astype("Int64"), frame.astype("Int64").astype("string")):
+        assert sorted(crowd.read(wide).itertuples(index=False, name=None)) == whole
+        assert list(crowd.consensus(wide, p).index) == ["s0", "s1", "s2"]
+
+
+def test_a_wild_value_is_noted_in_few_samples_and_a_long_number_is_a_label():
+    x = np.random.RandomState(0).rand(60, 3)
+    x[3, 1] = 1e12
+    assert any("row 3" in note and "feature 1" in note for note in feature_notes(x))
+    assert key("7" * 5000 + ".0") == key("0" + "7" * 5000) and key("00") == key("0.0") == "0"
+
+
+def test_arrays_of_one_class_and_odd_names_get_one_line(capsys):
+    x = np.random.RandomState(0).rand(40, 3)
+    for kind in ("candidates", "votes"):
+        np.savez("one.npz", x_train=x, **{kind: np.ones((40, 1), int)})
+        assert train.main(["--dataset", "one.npz"]) == 2 and "one column" in capsys.readouterr().err
+    np.savez("two.npz", x_train=x, annotators=np.arange(80).reshape(40, 2) % 2)
+    for names in (["a", "a"], ["a|b", "c"], ["a"]):
+        assert train.main(["--dataset", "two.npz", "--classes", *names]) == 2
+        assert "--classes" in capsys.readouterr().err
+
+
+def test_the_review_of_a_named_dataset_does_not_take_a_folder_of_that_name():
+    assert train.main([*TOY, "--base", "cc", "--epochs", "2", "--out", "r"]) == 0
+    Path("digits/sub").mkdir(parents=True)
+    assert crowd_main(["review", "r"]) == 0
