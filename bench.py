@@ -1,7 +1,7 @@
 """Speed as ratios: what a step costs beyond the networks' own passes, and what the augmentations save.
 
     python bench.py                    about five minutes on two CPU cores; prints a table, writes bench.json
-    python bench.py --only epoch step  these parts alone (--help names them)
+    python bench.py --only epoch step  these parts alone (--help names them), written only with --out
     python bench.py --only compile     torch.compile, which takes minutes of its own and is not among the others
     python bench.py --only accuracy    time to 95 % on KMNIST: a quarter of an hour; --options --data DIR
 
@@ -373,10 +373,13 @@ THREADS = torch.get_num_threads()
 def main() -> int:
     parser = Parser("bench.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), help="these parts alone")
-    parser.add_argument("--out", default="bench.json", help="where the table goes as JSON (default bench.json)")
+    parser.add_argument("--out", help="where the table goes as JSON (default bench.json; with --only nowhere)")
     parser.add_argument("--options", nargs=argparse.REMAINDER, default=[], help="accuracy: the rest to train.py")
     chosen = parser.parse_args()
     MORE[:] = chosen.options
+    out = chosen.out or ("" if chosen.only else "bench.json")
+    if not Path(out).parent.is_dir():
+        parser.error(f"--out {out}: there is no such folder")
     rows = []
     print(f"torch {torch.__version__}, {THREADS} CPU threads\n\n{'ratio':>8} {'spread':>17} {'asked':>8}  what")
     for name in chosen.only or [name for name in SECTIONS if name not in LONG]:
@@ -385,9 +388,8 @@ def main() -> int:
             extra = "".join(f"  {key} {row[key]:.0f}" for key in row if key not in NAMES)
             spread = f"{row['low']:.3f} - {row['high']:.3f}"
             print(f"{row['ratio']:8.3f} {spread:>17} {row['asked']:>8}  {row['name']}{extra}", flush=True)
-    Path(chosen.out).write_text(
-        json.dumps(dict(torch=torch.__version__, threads=THREADS, rows=rows), indent=2) + "\n"
-    )
+    if out:
+        Path(out).write_text(json.dumps(dict(torch=torch.__version__, threads=THREADS, rows=rows), indent=2) + "\n")
     return 0
 
 

@@ -138,6 +138,11 @@ def measured(asked: dict[str, list[Path]]) -> tuple[list[float], float] | None:
     return max(found, key=lambda one: statistics.mean(one[0])) if found else None
 
 
+def whole(asked: dict[str, list[Path]]) -> tuple[list[float], float] | None:
+    """What was measured once all seeds, and all taus of a grid, are finished: fewer would seem sure."""
+    return measured(asked) if all(Grid.finished(f) for f in itertools.chain(*asked.values())) else None
+
+
 def deviation(values: list[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
@@ -177,7 +182,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--cells", nargs="+", default=list(CELLS), metavar="C", help=", ".join(CELLS))
     parser.add_argument("--seeds", type=int, nargs="+", help="(default 0 to 4 on digits, 0 to 2 elsewhere)")
     parser.add_argument("--equal", metavar="M", help="each other method with the CPU-seconds of this one")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="at the same time; 0: only the table")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="at the same time; 0: only the table of the cells that have all seeds",
+    )
     parser.add_argument("--out", type=Path, default=Path("reproduced"), help="folder (default reproduced)")
     parser.add_argument("--data", default="", metavar="DIR", help="as train.py's --data")
     parser.add_argument("--cifar", type=Path, default=Path("..") / CIFAR, help=f"(default ../{CIFAR})")
@@ -211,7 +222,7 @@ def main(argv: list[str]) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    results = {m: {c: measured(folders) for c, folders in row.items()} for m, row in asked.items()}
+    results = {m: {c: whole(folders) for c, folders in row.items()} for m, row in asked.items()}
     text = "\n".join(table(results)) + "\n"
     path = grid.folder / ("arena-equal.md" if chosen.equal else "arena.md")
     path.write_text(text)

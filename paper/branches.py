@@ -24,6 +24,7 @@ from harness import Parser, checkpoint
 from harness.options import configure
 from paper import tau
 from paper.arena import TAUS, deviation
+from paper.grid import lines_of
 
 CHOICES = {
     "alone": "--no-irnet",
@@ -120,7 +121,7 @@ def main(argv: list[str]) -> int:
     torch.set_num_threads(1)
     chosen.out.mkdir(parents=True, exist_ok=True)
     path = chosen.out / "branches.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = lines_of(path)
     asked = []
     for seed, q, eta, base in itertools.product(chosen.seeds, chosen.q, chosen.eta, chosen.bases):
         setting = dict(base=base, q=q, eta=eta, seed=seed, options=" ".join(chosen.options))

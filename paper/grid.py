@@ -173,5 +173,14 @@ class Grid:
         print(f"\r\033[K{bar}" if live else bar, end="" if live and done < total else "\n", flush=True)
 
 
+def lines_of(path: Path) -> list[dict]:
+    """What a study has measured so far, a line each; a last one that was cut off counts as not measured."""
+    text = path.read_text() if path.exists() else ""
+    if text and not text.endswith("\n"):
+        text = text[: text.rfind("\n") + 1]
+        path.write_text(text)
+    return [json.loads(line) for line in text.splitlines()]
+
+
 def _list(value) -> list:
     return list(value) if isinstance(value, tuple | list) else [value]

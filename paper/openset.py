@@ -27,6 +27,7 @@ from crowd import outside
 from harness import InputError, Parser, checkpoint
 from harness.options import configure
 from paper.arena import CIFAR
+from paper.grid import lines_of
 
 RATES = (0.1, 0.2, 0.4)
 KMNIST = "--dataset kmnist --arch cnn --crop 0.8 --image-size 14 --limit-train 8000 --limit-test 2000 --epochs 20"
@@ -184,7 +185,7 @@ def main(argv: list[str]) -> int:
     torch.set_num_threads(1)
     chosen.out.mkdir(parents=True, exist_ok=True)
     path = chosen.out / "open-set.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = lines_of(path)
     asked = []
     for seed, kind, rate in itertools.product(chosen.seeds, chosen.kinds, chosen.rates):
         key = dict(kind=kind, rate=rate, seed=seed, base=chosen.base, options=" ".join(chosen.options))

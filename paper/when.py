@@ -23,6 +23,7 @@ import irnet
 import train
 from harness import InputError, checkpoint
 from harness.options import SIX, configure
+from paper.grid import lines_of
 
 GRID = ((0.1, 0.3), (0.3, 0.3), (0.5, 0.3), (0.3, 0.1))  # q, eta
 # the fixed e0 by epochs of the run
@@ -147,7 +148,7 @@ def main(out: Path, root: str, scale: str = "digits") -> int:
     torch.set_num_threads(1)
     path = out / "e0.jsonl"
     out.mkdir(parents=True, exist_ok=True)
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = lines_of(path)
     todo = [s for s in settings(scale) if not any(s.items() <= {k: line[k] for k in s}.items() for line in lines)]
     for number, setting in enumerate(todo, 1):
         print(f"{number} of {len(todo)}: {' '.join(map(str, setting.values()))}", flush=True)

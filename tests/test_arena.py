@@ -9,6 +9,7 @@ import data
 from conftest import TOY, summary
 from paper import arena
 from paper.__main__ import main
+from paper.grid import lines_of
 
 
 def lines(results):
@@ -120,3 +121,21 @@ def test_a_wrong_choice_gets_one_line(argv, named, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["arena", *argv])
     assert stop.value.code == 2 and named in capsys.readouterr().err
+
+
+def test_a_cell_counts_once_all_its_seeds_are_finished(tmp_path):
+    """One seed of two would be shown without a deviation, as if it were sure."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "summary.json").write_text(json.dumps(dict(last=0.5, cpu_seconds=3.0)))
+    asked = dict(one=[tmp_path / "a", tmp_path / "b"])
+    assert arena.whole(asked) is None and arena.measured(asked) == ([50.0], 3.0)
+    (tmp_path / "b" / "summary.json").write_text(json.dumps(dict(last=0.75, cpu_seconds=5.0)))
+    assert arena.whole(asked) == ([50.0, 75.0], 4.0)
+
+
+def test_a_line_that_was_cut_off_is_measured_again(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    assert lines_of(path) == []
+    path.write_text('{"a": 1}\n{"a": 2')
+    assert lines_of(path) == [dict(a=1)] and path.read_text() == '{"a": 1}\n'
