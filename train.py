@@ -59,8 +59,9 @@ def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
     seeded = torch.Generator().manual_seed(c.seed)
     before = data.candidate_sets(dataset, c.q, c.eta, seeded, c.dataset)
     held = 0 if c.val == "test" else max(1, round(n * (0.1 if n < 5000 else 0.05)))
-    if c.batch_size > n - held:
-        raise InputError(f"--batch-size {c.batch_size} is more than the {n - held} training images: lower it")
+    left = n - max(held, math.ceil(n / c.folds) if c.folds else 0)  # to train on, also without a part of --folds
+    if c.batch_size > left:
+        raise InputError(f"--batch-size {c.batch_size} is more than the {left} training images: lower it")
     samples = data.Samples(dataset, before, held, seeded, device, on_host=c.data_device == "host")
 
     # torch's generator makes the weights; one on the device draws all the rest.
@@ -138,8 +139,7 @@ def accuracy(learner: Learner, images: Tensor, labels: Tensor) -> float:
     return float((predict(learner, images) == labels).float().mean())
 
 
-def logits_of(learner: Learner, images: Tensor) -> Tensor:
-    """[N, C]."""
+def logits_of(learner: Learner, images: Tensor) -> Tensor:  # [N, C]
     return evaluate(learner, lambda x: learner.network(x).float(), images)
 
 
@@ -375,13 +375,13 @@ def finish(c, run, dataset, samples, learner: Learner, rows: list[dict], histogr
         tables = crowd.tables(dataset, end)
         for file, text in tables.items():
             run.text(file, text)
-        summary |= (dataset.decisions or {}) | crowd.score(tables["labels.csv"])
-        run.finish(summary)
+        summary |= (dataset.decisions or {}) | crowd.score(tables["labels.csv"]) | dict(score=dataset.score)
         name = run.folder.resolve().name
         if c.dataset not in options.PRESETS:
             run.page("review.html", lambda: crowd.review(tables["labels.csv"], dataset, p, c.dataset, name))
         own = lambda: crowd.part_of_report(tables)  # noqa: E731
         run.page("report.html", lambda: results.report_page(c, name, rows, summary, histograms, dataset, own()))
+        run.finish(summary)
     screen.closing(c, summary, run.folder)
 
 

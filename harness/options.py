@@ -174,7 +174,8 @@ def configure(
     given = check_given(parse(argv))
     path = Path(given["dataset"])
     own = given["dataset"] not in PRESETS
-    c = check(fill(given, features=own and has_features(path), samples=count(path) if own else 0))
+    counted = count(path) if own else 0
+    c = check(fill(given, features=own and has_features(path), samples=counted)) | dict(counted=counted)
     c["device"] = ranks.find_device(c["device"])
     return dataclasses.make_dataclass("Config", list(c), frozen=True)(**c)
 
@@ -335,13 +336,21 @@ def inside(value, interval: str | tuple) -> bool:
 
 def recorded(c) -> dict:
     """What config.json says of a run: all that may change its result."""
-    return json.loads(json.dumps({k: v for k, v in vars(c).items() if k not in OPTIONS or OPTIONS[k].kept}))
+    return json.loads(
+        json.dumps(
+            {
+                k: v
+                for k, v in vars(c).items()
+                if k not in OPTIONS and k != "counted" or k in OPTIONS and OPTIONS[k].kept
+            }
+        )
+    )
 
 
-def changed(c, features: bool = False, samples: int = 0) -> dict:
-    """The options that are not the preset's; features, samples: of one's own data."""
+def changed(c, features: bool = False) -> dict:
+    """The options that are not the preset's; features: whether one's own data are."""
     names = ("dataset", "base", "arch", "no_irnet", "q", "eta", "preset")
-    plain = fill({name: getattr(c, name) for name in names if getattr(c, name) is not None}, features, samples)
+    plain = fill({name: getattr(c, name) for name in names if getattr(c, name) is not None}, features, c.counted)
     now = {k: v for k, v in recorded(c).items() if k not in (*names, "device", "seed", "careful", "tau_auto")}
     now |= dict(tau="auto") if c.tau_auto else {}  # what it is in the run changes with the epochs
     return {k: v for k, v in now.items() if v != json.loads(json.dumps(plain[k]))}

@@ -52,9 +52,5 @@ def report_page(
         keys = ("epoch", "low", "high")
         both = [[a + b for a, b in zip(one["clean"], one["noisy"], strict=True)] for one in histograms]
         margins = [{k: one[k] for k in keys} | {"all": all_} for one, all_ in zip(histograms, both, strict=True)]
-    aside = len(dataset.test_images) if dataset.scored else 0
-    counted = 0 if c.dataset in options.PRESETS else len(dataset.images) + aside  # by which the defaults were made
-    more = dict(
-        changed=options.changed(c, dataset.features, counted), margins=margins, score=dataset.score, more=own
-    )
+    more = dict(changed=options.changed(c, dataset.features), margins=margins, score=dataset.score, more=own)
     return report.page(name, [plain(row) for row in rows], plain(summary), **more)

@@ -39,6 +39,9 @@ def main(argv: list[str] | None = None) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("\nstopped; what is finished is kept: the same command goes on", file=sys.stderr)
+        return 130
 
 
 def command(argv: list[str]) -> int:
@@ -130,6 +133,8 @@ def finished_run(folder: Path) -> dict:
             f"{folder} is not the folder of a finished run: it needs metrics.jsonl, summary.json"
         ) from None
     run = dict(rows=rows, summary=summary)
+    if "score" in summary:
+        return run | dict(score=summary["score"])
     try:
         with (folder / "labels.csv").open(encoding="utf-8", errors="replace", newline="") as table:
             aside = any(row.get("split") == "score" for row in csv.DictReader(table))

@@ -84,3 +84,9 @@ def test_the_tables_use_them():
     nobody = torch.zeros(60, dtype=torch.long)
     text = tables(d, Outcome(sets, sets, nobody, nobody, by_heart, by_heart, 0.3, (), out))["labels.csv"]
     assert {int(line.split(",")[0]) for line in text.splitlines()[1:7]} == set(range(6))
+
+
+def test_a_batch_larger_than_the_other_parts_gets_one_line(capsys):
+    crowd_file()
+    argv = "--dataset v.npz --base cc --epochs 2 --folds 2 --batch-size 161 --out r".split()
+    assert train.main(argv) == 2 and "more than the 160 training images" in capsys.readouterr().err
