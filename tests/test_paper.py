@@ -1,5 +1,6 @@
 """python -m paper at toy size: commands of the grid, tables with the paper's cells, resuming, figures, compare."""
 
+import itertools
 import json
 import os
 import re
@@ -144,6 +145,26 @@ def test_the_scale_of_kmnist_has_three_seeds_for_two_bases_and_the_papers_cells(
     row = next(line for line in text.splitlines() if line.startswith("| CC | no |"))
     printed = [cells[0] for cells in tables.PAPER["table2"]["kmnist"]["cc"]["alone"]]
     assert row == "| CC | no | " + " | ".join(f"60.0 ({printed[k]:.1f})" for k in (2, 5, 8)) + " |"  # eta 0.3
+
+
+def test_the_results_page_says_what_was_measured():
+    """The runs in paper/measured have today's options, and their rows in RESULTS.md their numbers."""
+    grid, pairs = Grid("kmnist", [0], ROOT / "paper" / "measured", "", ["--device", "cpu"]), 0
+    tables.table2(grid)
+    grid.check()
+    page = (ROOT / "paper" / "RESULTS.md").read_text().splitlines()
+    for base, q in itertools.product(tables.SIX, (0.5, 0.3, 0.1)):
+        (alone,), (irnet,) = (grid.ask("kmnist", base, corrects, q, 0.3) for corrects in (False, True))
+        if not (grid.finished(alone) and grid.finished(irnet)):
+            continue
+        row = next(line for line in page if line.startswith(f"| {tables.title(base)} | {q:g} |"))
+        shown = [cell.split(" (")[0].strip("* ") for cell in row.strip("| ").split(" | ")]
+        a, b = summary(alone), summary(irnet)
+        want = [f"{100 * run[key]:.1f}" for run in (a, b) for key in ("best", "last")]
+        gains = [f"{100 * (b[key] - a[key]):+.1f}" for key in ("best", "last")]
+        assert shown[2:] == [*want, *gains, str(b["e0"]), f"{100 * b['noise_after']:.2f}"]
+        pairs += 1
+    assert pairs >= 4
 
 
 def test_table_6_agrees_with_the_paper():
