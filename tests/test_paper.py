@@ -296,11 +296,16 @@ def test_finished_runs_are_compared_on_one_page(capsys):
     assert ">one<" in page and "two&lt;&amp;" in page and "two<" not in page and "test accuracy" in page
     # the same name twice: both by their paths; --out; scores on samples set aside are called so
     shutil.copytree("a/one", "b/one")
-    table = Path("b/one/labels.csv")
+    table, said = Path("b/one/labels.csv"), summary("b/one")
+    assert said.pop("score") == "test accuracy"  # a run of an older version does not say it
+    Path("b/one/summary.json").write_text(json.dumps(said))
     table.write_text(table.read_text().replace(",train\n", ",score\n", 1))
     assert paper.main(["compare", "--out", "p.html", "a/one", "b/one"]) == 0
     page = Path("p.html").read_text()
     assert "a/one" in page and "b/one" in page and "set-aside score" in page
+    Path("b/one/summary.json").write_text(json.dumps(said | dict(score="score by the votes of the test samples")))
+    assert paper.main(["compare", "--out", "p.html", "a/one", "b/one"]) == 0
+    assert "score by the votes of the test samples" in Path("p.html").read_text()
 
 
 def test_what_is_no_finished_run_is_not_compared(capsys):
