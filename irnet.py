@@ -95,8 +95,8 @@ class CorrectionEpoch:
         are below 1e-6 in the mean. The release has window=100 in 1,000 epochs.
     rule="knee": ours, for runs of less than 100 epochs, in which a smoothed peak comes too late. e0 is the first
         epoch at which the mean of the last `window` values is above that of the `window` before by no more than
-        three tenths of its whole rise since the first epoch; 3 * window at the latest. Epochs before `since`, in
-        which the base is not itself yet (PiCO before its prototypes count), are left out.
+        three tenths of its whole rise since the first epoch; 3 * window at the latest, and never before `since`,
+        the first epoch in which the base is itself (PiCO's prototypes count).
     rule="paper": Algorithm 1 as printed, sum_{i=e-9..e} (res[i] - res[i-1]) < 1e-5, from epoch 11 on (res[0]
         does not exist).
     fixed=N: e0 = N, whatever the curve does (Fig. 6).
@@ -108,7 +108,7 @@ class CorrectionEpoch:
         if window < 3:
             raise ValueError(f"window must be at least 3 epochs, not {window}")
         self.window, self.rule, self.fixed, self.since = window, rule, fixed, since
-        earliest = dict(smoothed=max(window, 11), knee=since - 1 + 2 * window, paper=11)[rule]
+        earliest = dict(smoothed=max(window, 11), knee=max(2 * window, since), paper=11)[rule]
         self.earliest = fixed if fixed is not None else earliest
         self.curve: list[float] = []
         self.e0: int | None = None
@@ -140,8 +140,8 @@ class CorrectionEpoch:
             return math.fsum(res[start:end]) / (end - start)
 
         if self.rule == "knee":
-            now, before, first = mean(n - window, n), mean(n - 2 * window, n - window), self.since - 1
-            return now - before <= 0.3 * (now - res[first]) or n - first >= 3 * window
+            now, before = mean(n - window, n), mean(n - 2 * window, n - window)
+            return now - before <= 0.3 * (now - res[0]) or n >= 3 * window
 
         def smoothed(t: int) -> float:
             return mean(max(0, t - window // 2), min(n - 1, t + window // 2))

@@ -200,13 +200,18 @@ def test_knee_rule_against_its_sentence_and_a_worked_number(window):
         curve = 1 - np.exp(-np.arange(60) / rng.uniform(2, 40)) + rng.randn(60) * 0.03
         watch = irnet.CorrectionEpoch(window, "knee")
         found = next((e for e, a in enumerate(curve, 1) if watch.update(a)), None)
-        for e in range(2 * window, 61):
+
+        def knee(e, curve=curve):
             now, before = np.split(curve[e - 2 * window : e], 2)[::-1]
-            if now.mean() - before.mean() <= 0.3 * (now.mean() - curve[0]) or e == 3 * window:
-                break
+            return now.mean() - before.mean() <= 0.3 * (now.mean() - curve[0]) or e >= 3 * window
+
+        e = next(e for e in range(2 * window, 61) if knee(e))
         assert found == e
-        late = irnet.CorrectionEpoch(window, "knee", since=10)  # nine flat epochs before the base is itself
-        assert [n for n, a in enumerate([0.9] * 9 + list(curve), 1) if late.update(a)] == [e + 9]
+        for since in (2, e, e + 4, 3 * window + 5):  # the base is itself from then on
+            late = irnet.CorrectionEpoch(window, "knee", since=since)
+            fires = [n for n, a in enumerate(curve, 1) if late.update(a)]
+            held = [n for n in range(max(2 * window, since), 61) if knee(n)]
+            assert fires == held[:1]
     watch = irnet.CorrectionEpoch(3, "knee")
     # at 6 the means are 0.9635 and 0.7083: risen by 0.2552 of 0.4635, over three tenths; at 7 by 0.1276 of 0.4818
     assert [e for e in range(1, 20) if watch.update(1 - 0.5**e)] == [7]

@@ -136,7 +136,7 @@ def test_extra_views_are_recorded_in_every_epoch(correcting, monkeypatch):
     assert seen["ours"] == (1, [False, False] if correcting else [False])
 
 
-def test_e0_is_looked_for_from_the_bases_own_first_epoch_on():
-    _, learner, _ = prepared([*TOY, *"--base pico --proto-start 4 --epochs 24".split()])
+def test_e0_is_not_before_the_bases_own_first_epoch():
+    _, learner, _ = prepared([*TOY, *"--base pico --proto-start 8 --epochs 24".split()])
     watch = learner.refine.epoch
-    assert (watch.rule, watch.window, watch.since, watch.earliest) == ("knee", 3, 4, 9)
+    assert (watch.rule, watch.window, watch.since, watch.earliest) == ("knee", 3, 8, 8)
