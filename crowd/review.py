@@ -152,7 +152,7 @@ def review_again(folder: Path, path: str | None = None, root: str = "data") -> s
     path = path or model.config["dataset"]
     try:
         found = suspicious((folder / "labels.csv").read_text(encoding="utf-8", errors="surrogateescape"))
-    except (OSError, KeyError, IndexError, UnicodeDecodeError):
+    except (OSError, KeyError, IndexError, ValueError):
         raise InputError(
             f"{folder} has no labels.csv, or not as it was: is it the folder of a finished run?"
         ) from None

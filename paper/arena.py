@@ -151,7 +151,7 @@ def table(results: dict[str, dict[str, tuple[list[float], float] | None]]):
     """Markdown. First: cells in which its mean is the highest; near: those in which it is first, or below the first
     by no more than the larger of both deviations. Mean: over the cells that all methods of the table have."""
     cells = [cell for cell in CELLS if any(row.get(cell) for row in results.values())]
-    whole = [cell for cell in cells if all(row.get(cell) for row in results.values() if any(row.values()))]
+    shared = [cell for cell in cells if all(row.get(cell) for row in results.values() if any(row.values()))]
     first, near = ({name: 0 for name in results} for _ in range(2))
     for cell in cells:
         have = {name: row[cell][0] for name, row in results.items() if row.get(cell) and "best tau" not in name}
@@ -170,7 +170,7 @@ def table(results: dict[str, dict[str, tuple[list[float], float] | None]]):
         shown = [
             f"{statistics.mean(r[0]):.1f} ± {deviation(r[0]):.1f}" if (r := row.get(c)) else "-" for c in cells
         ]
-        mean = f"{statistics.mean(statistics.mean(row[c][0]) for c in whole):.2f}" if whole else "-"
+        mean = f"{statistics.mean(statistics.mean(row[c][0]) for c in shared):.2f}" if shared else "-"
         cost = statistics.mean(r[1] for r in row.values() if r)
         wins = ["-", "-"] if "best tau" in name else [str(first[name]), str(near[name])]
         yield f"| {name} | {' | '.join([*shown, mean, *wins, f'{cost:.0f}'])} |"
