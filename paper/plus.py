@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 import irnet
 import models
 from losses import weighted_ce
-from paper import tau
+from paper import tau, votes
 from paper.baselines import mixup
 
 PARTS = ("votes", "mix")  # of plus; the others were measured and lost
@@ -34,6 +34,7 @@ class Plus(irnet.IRNet):
         self.parts, self.generator, self.f, self.features = parts, generator, f, features or models.features
         self.before, self.notes = candidates.clone(), {}  # notes: of the epoch, for its row
         self.winner = torch.full((len(candidates),), -1, device=candidates.device)  # the neighbours', [N]
+        self.missing = None  # --tau auto's: at the most so many samples lack their truth, of 1
 
     def begin_epoch(self, look, weights: Tensor | None = None) -> None:
         """Before an epoch; look(function) -> function(network, x) of all plain training images x."""
@@ -42,9 +43,12 @@ class Plus(irnet.IRNet):
             sets = self.candidates if "now" in self.parts else self.before
             n, device = len(sets), sets.device
             drawn = torch.randperm(n, generator=self.generator, device=device)[:VOTERS] if n > VOTERS else None
-            self.winner = winners(look(self.features), sets, drawn)
+            share = votes.shares(look(self.features), sets, drawn)
+            self.winner = share.argmax(1)
             if self.f is not None and len(self.epoch.curve) == self.e0:  # later both are fitted to the same sets
                 self.notes = tau.guarded(self, look(self.f))
+            if self.missing is not None:
+                self.winner = votes.heard(share, sets, self.missing)
             if "back" in self.parts:
                 self.take_back(weights)
 
@@ -76,6 +80,13 @@ class Plus(irnet.IRNet):
         x, target = mixup(x, target / target.sum(1, keepdim=True).clamp_min(1e-12), self.generator)
         return min(1.0, (len(self.epoch.curve) + 1 - self.e0) / RAMP) * weighted_ce(network(x), target)
 
+    def state_dict(self) -> dict:
+        return super().state_dict() | {"missing": self.missing}
+
+    def load_state_dict(self, state: dict) -> None:
+        super().load_state_dict(state)
+        self.missing = state.get("missing")
+
 
 def make(parts: str, base, guarded: bool, generator: Generator, *args, **more) -> Plus:
     """By --irnet's value; guarded: by the base's own f."""
@@ -83,17 +94,3 @@ def make(parts: str, base, guarded: bool, generator: Generator, *args, **more) -
     parts = parts if base.weights is not None else tuple(p for p in parts if p != "mix")
     base.mixes = base.mixes or "mix" in parts  # every rank needs the whole batch then
     return Plus(*args, parts=parts, generator=generator, f=base.probabilities if guarded else None, **more)
-
-
-def neighbours_of(samples: int, classes: int) -> int:
-    """Two thirds of a class, from 15 to 100: large sets need many, and beyond the class all are wrong."""
-    return max(1, min(samples - 1, 100, max(15, round(samples / classes / 1.5))))
-
-
-@torch.no_grad()
-def winners(features: Tensor, candidates: Tensor, voters: Tensor | None = None) -> Tensor:
-    """[N]: the label that most of a sample's nearest others by cosine have in their sets; itself has no vote.
-    voters: the samples that have one, all by default."""
-    k = neighbours_of(len(candidates) if voters is None else len(voters), candidates.shape[1])
-    near, _ = models.neighbours(F.normalize(features.float(), dim=1), k, voters)
-    return torch.cat([candidates[some].sum(1).argmax(1) for some in near.split(1024)])  # [1024, k, C] at a time

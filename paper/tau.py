@@ -32,6 +32,7 @@ def retuned(refine: IRNet, margins: Tensor, missing: float | None) -> float:
     their truth, None or nan: nobody knows. Once inf, always inf: all are corrected, or it is forbidden."""
     if missing is None or math.isnan(missing) or refine.tau == INF:
         return refine.tau
+    refine.missing = missing  # for the neighbours' votes
     return left(margins, missing - float((refine.corrected_at > 0).float().mean()))
 
 

@@ -9,7 +9,7 @@ import models
 import train
 from conftest import TOY, goes_on_as, rows, summary
 from harness import options
-from paper import baselines, plus, tau
+from paper import baselines, plus, tau, votes
 
 
 def made(n=40, classes=4, seed=2):
@@ -17,16 +17,6 @@ def made(n=40, classes=4, seed=2):
     sets = torch.rand(n, classes, generator=g) < 0.4
     sets[torch.arange(n), torch.arange(n) % classes] = True
     return torch.randn(n, 6, generator=g), sets
-
-
-def test_the_neighbours_vote_with_their_sets_and_nobody_for_itself(monkeypatch):
-    monkeypatch.setattr(models, "MOST", 7 * 40)  # seven at a time
-    features, sets = made()
-    unit = [row / row.norm() for row in features]
-    for i, winner in enumerate(plus.winners(features, sets).tolist()):
-        near = sorted((j for j in range(40) if j != i), key=lambda j: -float(unit[i] @ unit[j]))[:15]
-        votes = [sum(bool(sets[j, k]) for j in near) for k in range(4)]
-        assert votes[winner] == max(votes)
 
 
 def test_of_many_samples_a_part_is_drawn_to_vote_anew_in_each_epoch(monkeypatch):
@@ -45,18 +35,28 @@ def test_of_many_samples_a_part_is_drawn_to_vote_anew_in_each_epoch(monkeypatch)
     assert set(drawn[0]) != set(drawn[1])
 
 
-@pytest.mark.parametrize(
-    ("n", "classes", "k"), [(1437, 10, 96), (8000, 10, 100), (60, 10, 15), (9, 3, 8), (900, 20, 30)]
-)
-def test_two_thirds_of_a_class_vote(n, classes, k):
-    assert plus.neighbours_of(n, classes) == k
-
-
 def refined(parts, n=3):
     sets = torch.tensor([[True, True, False, False]] * n)
     refine = plus.Plus(sets, 0.1, 40, parts=parts, e0=1)
     refine.end_epoch(0.5)
     return refine
+
+
+def test_once_it_is_known_how_many_are_missing_the_samples_own_set_is_heard_too(monkeypatch):
+    share, asked = torch.eye(4)[[2, 3, 0]], []
+    monkeypatch.setattr(votes, "shares", lambda features, sets, voters: share)
+    monkeypatch.setattr(votes, "heard", lambda *a: asked.append(a) or torch.tensor([1, 2, 3]))
+    refine = refined(("votes",))
+    for missing, want in ((None, [2, 3, 0]), (0.1, [1, 2, 3])):
+        tau.retuned(refine, torch.zeros(3), missing)
+        refine.begin_epoch(lambda function: torch.zeros(3, 2))
+        assert refine.winner.tolist() == want
+    assert [(a[0] is share, a[1] is refine.before, a[2]) for a in asked] == [(True, True, 0.1)]
+    again = refined(("votes",))
+    again.load_state_dict(refine.state_dict())
+    assert again.missing == 0.1
+    again.load_state_dict({k: v for k, v in refine.state_dict().items() if k != "missing"})  # IRNet's own
+    assert again.missing is None
 
 
 def test_a_label_is_moved_in_only_where_the_neighbours_agree():
@@ -71,7 +71,7 @@ def test_a_label_is_moved_in_only_where_the_neighbours_agree():
 
 def test_who_votes_with_which_sets(monkeypatch):
     given = []
-    monkeypatch.setattr(plus, "winners", lambda features, sets, voters: given.append(sets) or torch.zeros(3).long())
+    monkeypatch.setattr(votes, "shares", lambda features, sets, voters: given.append(sets) or torch.ones(3, 4))
     for parts in (("votes",), ("now",), ("back",), ("mix",)):
         refine = refined(parts)
         refine.candidates[0, 2] = True  # corrected since
@@ -86,7 +86,7 @@ def test_who_votes_with_which_sets(monkeypatch):
 def test_nothing_is_moved_where_f_and_the_neighbours_agree_on_too_few_at_e0(
     agreed, later, guarded, want, monkeypatch
 ):
-    monkeypatch.setattr(plus, "winners", lambda features, sets, voters: torch.full((10,), 3))
+    monkeypatch.setattr(votes, "shares", lambda features, sets, voters: torch.eye(4)[[3] * 10])
     refine = refined(("votes",), 10)
     refine.f = (lambda network, x: torch.eye(4)[x]) if guarded else None
     for _ in range(later):  # then it has been decided
@@ -158,7 +158,7 @@ def test_a_network_of_ones_own_gives_its_features():
     refine = plus.Plus(sets, 0.1, 40, e0=1, features=lambda network, x: network(x))
     refine.end_epoch(0.5)
     refine.begin_epoch(lambda function: function(network, x))
-    assert torch.equal(refine.winner, plus.winners(network(x), sets))
+    assert torch.equal(refine.winner, votes.shares(network(x), sets).argmax(1))
     with pytest.raises(ValueError, match="a function of your own"):
         models.features(network, x)
 
