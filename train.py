@@ -276,8 +276,9 @@ def check_epoch(c, learner: Learner, samples: data.Samples, row: dict) -> None:
     row["val"] = row["test"] if c.val == "test" else row["val"]
     found = refine.end_epoch(row["val"])
     if unseen and (found or epoch == c.epochs):
-        eta, temperature, (low, high) = irnet.estimate_noise(logits, held_out)
-        row["noise_estimate"] = folder.plain(dict(eta=eta, low=low, high=high, temperature=temperature))
+        eta, t, (low, high) = irnet.estimate_noise(logits, held_out)
+        right = float((logits / t).softmax(1).amax(1).mean())  # what the network expects of itself
+        row["noise_estimate"] = folder.plain(dict(eta=eta, low=low, high=high, temperature=t, accuracy=right))
         if c.dataset not in options.PRESETS:  # one's own: who knows how its labels came about?
             import crowd
 
@@ -285,8 +286,7 @@ def check_epoch(c, learner: Learner, samples: data.Samples, row: dict) -> None:
             features = features_of(learner, samples.images) if wants_features(samples.dataset) else None
             row |= crowd.look(samples, p, features, c.tau if found and c.careful else None)
             refine.tau = row.get("tau", refine.tau)
-    every = c.transductive_every or (c.epochs if samples.large else 1)
-    look = epoch % every == 0 or epoch == c.epochs
+    look = epoch % (c.transductive_every or (c.epochs if samples.large else 1)) == 0 or epoch == c.epochs
     row["transductive"] = accuracy(learner, samples.images, samples.labels) if look else math.nan
     row["noise_level"] = irnet.noise_level(samples.candidates, samples.labels)
     row["set_size"] = float(samples.candidates.sum(1).float().mean())

@@ -82,8 +82,8 @@ GROUPS = {
         Option("no_irnet", "the base alone: e0 is looked for, nothing is corrected", False),
         Option("tau", "tau_epsilon of Eqs. 10-11, or auto (default: the table below; plus: auto)", None, "[0, 1)",
                number),
-        Option("irnet", "plus: with what came later; or a part of it, as --tau auto has votes where f is the "
-               "classifier: docs/beyond-the-paper.md", "paper", WINDS),
+        Option("irnet", "plus: with what came later; or a part of it, as --tau auto has votes: "
+               "docs/beyond-the-paper.md", "paper", WINDS),
         Option("views", "extra views of Eqs. 11-12, weak or strong", "w", ("none", "w", "s", "ww", "ws", "ss")),
         Option("views_share", "share of a batch that is looked at under them, by margin", None, "(0, 1]", O=0.25),
         Option("views_all", "the whole batch is: --views-share 1", False),
@@ -277,8 +277,8 @@ def fill(given: dict, features: bool = False, samples: int = 0) -> dict:
         c["tau"] = "auto"  # it has no knob
     if c["tau"] == "auto" and c["val"] == "test":
         raise InputError("--tau auto: it needs the held-out part; --val holdout, or give a number")
-    if c["tau"] == "auto" and c["f"] == "classifier" and "irnet" not in given and not c["no_irnet"]:
-        c["irnet"] = "votes"  # the classifier is fitted to each sample's own set; its neighbours' sets are not
+    if c["tau"] == "auto" and "irnet" not in given and not c["no_irnet"]:
+        c["irnet"] = "votes"  # f is fitted to each sample's own set; its neighbours' sets are not
     # at e0 a stricter one may be found
     c["careful"] = is_own and c["tau"] in (None, "auto") and not c["no_irnet"]
     c["tau_auto"] = c["tau"] == "auto" and not c["no_irnet"]

@@ -250,7 +250,7 @@ def why_nothing(s: dict, last: int, e0: int | None) -> str:
         "IRNet is off in this run.": s.get("irnet") is False,
         "e0 was not found, and nothing is corrected before it.": e0 is None,
         f"e0 is {e0}, the last epoch so far, and correction starts after it.": (e0 or 0) >= last,
-        "f and the neighbours agree on too few samples.": "agreed" in s and not known(s.get("tau")),
+        "The network is guessed to be right about too few samples.": "known" in s and not known(s.get("tau")),
         "The held-out samples do not show that any truth is missing.": "tau" in s and not known(s["tau"]),
         "No sample was predicted outside its candidates confidently enough (Eqs. 10 to 12).": True,
     }

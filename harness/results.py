@@ -14,13 +14,13 @@ def summarise(c, rows: list[dict], e0: int | None, tau: float, noise_before: flo
     moved = sum(row["corrections"] for row in rows)
     right = sum(row["corrections"] * row["correction_precision"] for row in rows if row["corrections"])
     tau = rows[e0 - 1].get("next_tau", tau) if e0 else tau  # with --tau auto the one that it began with
-    tau = tau if all(row.get("agreed_enough", True) for row in rows) else math.inf
+    tau = tau if all(row.get("known_enough", True) for row in rows) else math.inf
     looked = [row for row in rows if not math.isnan(row["test"])]  # --test-every
     best, last = max(row["test"] for row in looked), rows[-1]["test"]
     # until e0 the held-out part, that `val` is from, was not trained on
     unseen = [row for row in looked if row["epoch"] <= (e0 or math.inf)] or looked
-    # with --open-set, and with neighbours' votes: the latest
-    latest = {key: row[key] for row in rows for key in ("outside", "agreed") if key in row}
+    # with --open-set, and with --tau auto: the latest
+    latest = {key: row[key] for row in rows for key in ("outside", "known") if key in row}
     same = ("dataset", "base", "q", "eta", "seed", "epochs", "arch")
     known = {name: getattr(c, name) for name in same} | latest
     return known | dict(

@@ -121,8 +121,8 @@ class Screen:
                 self.say(f"      nothing is corrected: {why.format('not more') if fits else slight}")
             else:
                 self.say(f"      labels are moved in, tau {row['tau']:.4g}: {why.format('more')}")
-        if not row.get("agreed_enough", True):  # --tau auto with neighbours' votes
-            few = f"f and the neighbours say the same of only {100 * row['agreed']:.0f} % of the samples"
+        if not row.get("known_enough", True):  # --tau auto
+            few = f"the network is guessed to be right about only {100 * row['known']:.0f} % of the samples"
             self.say(f"      nothing is corrected after all: {few}")
         if row.get("noise_estimate", {}).get("fits") is False:
             self.say("      labels err together in a way that no model here explains: hence the wide interval")

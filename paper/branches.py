@@ -59,10 +59,8 @@ def trunk(words: list[str]) -> dict:
         _, taus, _ = train.train_epoch(learner, samples, epoch, c.epochs, c.lr, False)
         logits = train.logits_of(learner, samples.held_out_images())
         if learner.refine.end_epoch(train.validation_score(logits, held_out)):
-            estimate = dict(
-                zip(("eta", "temperature", "interval"), irnet.estimate_noise(logits, held_out), strict=True)
-            )
-            estimate["high"] = estimate["interval"][1]
+            _, temperature, (_, high) = irnet.estimate_noise(logits, held_out)
+            estimate = high, float((logits / temperature).softmax(1).amax(1).mean())
             state = checkpoint.state_of(learner, samples, "") | dict(rows="[]")
             return dict(epoch=epoch, taus=taus, estimate=estimate, state=copy.deepcopy(state))
     return {}
@@ -77,7 +75,7 @@ def branch(words: list[str], begun: dict) -> dict:
     counts = [0, 0.0]
     for epoch in range(begun["epoch"] + 1, c.epochs + 1):
         if c.tau_auto:
-            refine.tau = tau.retuned(refine, taus, begun["estimate"]["high"])
+            refine.tau = tau.retuned(refine, taus, *begun["estimate"])
         row, taus, _ = train.train_epoch(learner, samples, epoch, c.epochs, c.lr, not c.no_irnet)
         refine.end_epoch(float("nan"))
         counts[0] += row["corrections"]

@@ -34,7 +34,8 @@ class Plus(irnet.IRNet):
         self.parts, self.generator, self.f, self.features = parts, generator, f, features or models.features
         self.before, self.notes = candidates.clone(), {}  # notes: of the epoch, for its row
         self.winner = torch.full((len(candidates),), -1, device=candidates.device)  # the neighbours', [N]
-        self.missing = None  # --tau auto's: at the most so many samples lack their truth, of 1
+        self.missing = self.accuracy = None  # --tau auto's, of 1: at the most so many samples lack their truth; how
+        # many of the held-out ones the network expects to be right about, at e0
 
     def begin_epoch(self, look, weights: Tensor | None = None) -> None:
         """Before an epoch; look(function) -> function(network, x) of all plain training images x."""
@@ -81,11 +82,11 @@ class Plus(irnet.IRNet):
         return min(1.0, (len(self.epoch.curve) + 1 - self.e0) / RAMP) * weighted_ce(network(x), target)
 
     def state_dict(self) -> dict:
-        return super().state_dict() | {"missing": self.missing}
+        return super().state_dict() | {"missing": self.missing, "accuracy": self.accuracy}
 
     def load_state_dict(self, state: dict) -> None:
         super().load_state_dict(state)
-        self.missing = state.get("missing")
+        self.missing, self.accuracy = state.get("missing"), state.get("accuracy")
 
 
 def make(parts: str, base, guarded: bool, generator: Generator, *args, **more) -> Plus:

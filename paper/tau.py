@@ -5,7 +5,7 @@
 
 How many: the sets of the held-out samples say how many true labels may be missing at the most, and labels are moved
 in until as many samples are corrected, those of the smallest margins first. Whether at all: where neighbours vote
-(paper/plus.py), they and f must know something at e0.
+(paper/plus.py), they and the network must know something at e0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from harness import ranks
 from irnet import INF, IRNet
 
-AGREED = 0.6  # of the samples
+KNOWN = 0.6  # of the samples
 
 
 def left(margins: Tensor, missing: float) -> float:
@@ -27,26 +27,29 @@ def left(margins: Tensor, missing: float) -> float:
     return min(1.0, max(0.0, -float(margins.float().kthvalue(count).values))) if count > 0 else INF
 
 
-def retuned(refine: IRNet, margins: Tensor, missing: float | None) -> float:
+def retuned(refine: IRNet, margins: Tensor, missing: float | None, accuracy: float | None = None) -> float:
     """The tau of the next epoch, after one with these margins [B]. missing, of 1: at the most so many samples lack
-    their truth, None or nan: nobody knows. Once inf, always inf: all are corrected, or it is forbidden."""
+    their truth, None or nan: nobody knows. Once inf, always inf: all are corrected, or it is forbidden. accuracy:
+    what the network expects of itself at e0, for `guarded`."""
     if missing is None or math.isnan(missing) or refine.tau == INF:
         return refine.tau
-    refine.missing = missing  # for the neighbours' votes
+    refine.missing, refine.accuracy = missing, accuracy  # for the neighbours' votes
     return left(margins, missing - float((refine.corrected_at > 0).float().mean()))
 
 
 def after_epoch(refine: IRNet, rows: list[dict], margins: Tensor) -> None:
     """In a run, from e0 on: sets the tau of the next epoch, and notes it in the last of the rows."""
-    missing = next(row["noise_estimate"]["high"] for row in rows if "noise_estimate" in row)
-    refine.tau = rows[-1]["next_tau"] = retuned(refine, margins, missing)
+    estimate = next(row["noise_estimate"] for row in rows if "noise_estimate" in row)
+    refine.tau = rows[-1]["next_tau"] = retuned(refine, margins, estimate["high"], estimate.get("accuracy"))
 
 
 def guarded(refine, f: Tensor) -> dict:
-    """Forbids all moves of a run where f [N, C] and the neighbours' winners, refine.winner [N], say the same of
-    less than AGREED of the samples: neither knows enough. Asked at e0; later both are fitted to the same sets.
-    -> notes of it for the epoch's row."""
+    """Forbids all moves of a run where too little is known, by two guesses of how many samples the network is right
+    about: on how many f [N, C] and the neighbours' winners, refine.winner [N], say the same, and how many of the
+    held-out ones it expects to be right about. Their mean must reach KNOWN. Asked at e0; later f and the neighbours
+    are fitted to the same sets. -> notes of it for the epoch's row."""
     found = float((refine.winner == f.argmax(1)).float().mean())
     agreed = ranks.from_first(lambda: found)  # one answer for all
-    refine.tau = refine.tau if agreed >= AGREED else INF
-    return dict(agreed=agreed, agreed_enough=agreed >= AGREED)
+    known = agreed if refine.accuracy is None else (agreed + refine.accuracy) / 2
+    refine.tau = refine.tau if known >= KNOWN else INF
+    return dict(known=known, known_enough=known >= KNOWN)

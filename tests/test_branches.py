@@ -12,9 +12,9 @@ from paper.__main__ import main
 SHORT = [*TOY, "--epochs", "9", "--e0", "6"]
 
 
-@pytest.mark.parametrize(("choice", "agreed"), [("alone", 0), ("auto", 0), ("auto", 1.1), ("auto, plus", 0)])
-def test_a_branch_ends_as_the_run_does(choice, agreed, monkeypatch):
-    monkeypatch.setattr(tau, "AGREED", agreed)  # so that the guard permits, or forbids
+@pytest.mark.parametrize(("choice", "known"), [("alone", 0), ("auto", 0), ("auto", 1.1), ("auto, plus", 0)])
+def test_a_branch_ends_as_the_run_does(choice, known, monkeypatch):
+    monkeypatch.setattr(tau, "KNOWN", known)  # so that the guard permits, or forbids
     words = ["--base", "proden", "--q", "0.3", "--eta", "0.3", "--seed", "4", *SHORT]
     more = branches.CHOICES[choice].split()
     got = branches.branch([*words, *more], branches.trunk(words))
@@ -23,7 +23,7 @@ def test_a_branch_ends_as_the_run_does(choice, agreed, monkeypatch):
     assert (got["last"], got["moved"], got["noise_after"]) == tuple(
         want[key] for key in ("last", "corrections", "noise_after")
     )
-    assert (got["moved"] > 0) == (choice != "alone" and agreed == 0)
+    assert (got["moved"] > 0) == (choice != "alone" and known == 0)
     assert not got["moved"] or got["right"] == round(want["corrections"] * want["correction_precision"])
 
 

@@ -48,13 +48,13 @@ def test_once_it_is_known_how_many_are_missing_the_samples_own_set_is_heard_too(
     monkeypatch.setattr(votes, "heard", lambda *a: asked.append(a) or torch.tensor([1, 2, 3]))
     refine = refined(("votes",))
     for missing, want in ((None, [2, 3, 0]), (0.1, [1, 2, 3])):
-        tau.retuned(refine, torch.zeros(3), missing)
+        tau.retuned(refine, torch.zeros(3), missing, 0.7)
         refine.begin_epoch(lambda function: torch.zeros(3, 2))
         assert refine.winner.tolist() == want
     assert [(a[0] is share, a[1] is refine.before, a[2]) for a in asked] == [(True, True, 0.1)]
     again = refined(("votes",))
     again.load_state_dict(refine.state_dict())
-    assert again.missing == 0.1
+    assert (again.missing, again.accuracy) == (0.1, 0.7)
     again.load_state_dict({k: v for k, v in refine.state_dict().items() if k != "missing"})  # IRNet's own
     assert again.missing is None
 
@@ -80,21 +80,29 @@ def test_who_votes_with_which_sets(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("agreed", "later", "guarded", "want"),
-    [(5, 0, True, math.inf), (6, 0, True, 0.1), (0, 1, True, 0.1), (0, 0, False, 0.1)],
+    ("agreed", "accuracy", "later", "guarded", "want"),
+    [
+        *((5, None, 0, True, math.inf), (6, None, 0, True, 0.1)),  # nobody knows what the network expects
+        *(
+            (5, 0.75, 0, True, 0.1),
+            (7, 0.75, 0, True, 0.1),
+            (7, 0.25, 0, True, math.inf),
+            (9, 0.0, 0, True, math.inf),
+        ),
+        *((0, 0.0, 1, True, 0.1), (0, 0.0, 0, False, 0.1)),  # it has been decided; it is not asked
+    ],
 )
-def test_nothing_is_moved_where_f_and_the_neighbours_agree_on_too_few_at_e0(
-    agreed, later, guarded, want, monkeypatch
-):
+def test_nothing_is_moved_where_too_little_is_known_at_e0(agreed, accuracy, later, guarded, want, monkeypatch):
     monkeypatch.setattr(votes, "shares", lambda features, sets, voters: torch.eye(4)[[3] * 10])
     refine = refined(("votes",), 10)
-    refine.f = (lambda network, x: torch.eye(4)[x]) if guarded else None
+    refine.f, refine.accuracy = (lambda network, x: torch.eye(4)[x]) if guarded else None, accuracy
     for _ in range(later):  # then it has been decided
         refine.end_epoch(0.5)
     x = torch.tensor([3] * agreed + [1] * (10 - agreed))
     refine.begin_epoch(lambda function: x if function is models.features else function(None, x))
     assert refine.tau == want
-    noted = dict(agreed=pytest.approx(agreed / 10), agreed_enough=agreed > 5)
+    known = agreed / 10 if accuracy is None else (agreed / 10 + accuracy) / 2
+    noted = dict(known=pytest.approx(known), known_enough=want < 1)
     assert refine.notes == (noted if guarded and not later else {})
 
 
@@ -139,16 +147,18 @@ def test_the_command_corrects_and_resumes(base, monkeypatch):
 
 def test_the_command_says_why_nothing_is_corrected(monkeypatch, capsys):
     argv = [*TOY, *"--base proden --epochs 9 --e0 6 --irnet votes --tau".split()]
-    monkeypatch.setattr(tau, "AGREED", 1.1)
+    monkeypatch.setattr(tau, "KNOWN", 1.1)
     assert train.main([*argv, "0", "--out", "given"]) == 0 and summary("given")["corrections"] > 0  # overrules it
     capsys.readouterr()
     assert train.main([*argv, "auto", "--out", "held"]) == 0
     got, end = rows("held"), summary("held")
-    assert [row["corrections"] for row in got] == [0] * 9 and got[6]["agreed_enough"] is False
-    assert end["tau"] is None and end["agreed"] == got[6]["agreed"]  # inf is null in JSON
-    why = f"nothing is corrected after all: f and the neighbours say the same of only {100 * end['agreed']:.0f} %"
+    assert [row["corrections"] for row in got] == [0] * 9 and got[6]["known_enough"] is False
+    assert end["tau"] is None and end["known"] == got[6]["known"]  # inf is null in JSON
+    why = (
+        f"nothing is corrected after all: the network is guessed to be right about only {100 * end['known']:.0f} %"
+    )
     assert capsys.readouterr().out.count(why) == 1
-    assert "f and the neighbours agree on too few samples" in open("held/report.html").read()
+    assert "The network is guessed to be right about too few samples" in open("held/report.html").read()
     assert goes_on_as("held", [*argv, "auto"], 8, monkeypatch)
 
 

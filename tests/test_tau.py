@@ -61,7 +61,7 @@ def test_nobody_knows_how_many_are_missing_from_full_sets():
 
 
 def test_the_command_retunes_from_e0_on_and_resumes(monkeypatch):
-    monkeypatch.setattr(tau, "AGREED", 0.0)  # toy networks know little
+    monkeypatch.setattr(tau, "KNOWN", 0.0)  # toy networks know little
     argv = [*TOY, "--base", "proden", "--epochs", "12", "--e0", "8", "--tau", "auto"]
     assert train.main([*argv, "--out", "whole"]) == 0
     got, c = rows("whole"), json.loads(open("whole/config.json").read())
@@ -78,7 +78,7 @@ def test_the_command_retunes_from_e0_on_and_resumes(monkeypatch):
     ("given", "want"),
     [
         (dict(base="proden", tau="auto"), "votes"),
-        (dict(base="pico", tau="auto"), "paper"),
+        (dict(base="pico", tau="auto"), "votes"),
         (dict(base="pico", tau="auto", f="classifier"), "votes"),
         (dict(base="proden", tau="auto", irnet="paper"), "paper"),  # asked for
         (dict(base="proden", tau="auto", irnet="plus"), "plus"),
@@ -87,7 +87,7 @@ def test_the_command_retunes_from_e0_on_and_resumes(monkeypatch):
         (dict(base="proden"), "paper"),
     ],
 )
-def test_where_f_is_the_classifier_the_neighbours_must_agree(given, want):
+def test_without_a_knob_the_neighbours_must_agree(given, want):
     assert options.fill(dict(dataset="digits") | given)["irnet"] == want
 
 
