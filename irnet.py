@@ -95,8 +95,8 @@ class CorrectionEpoch:
         are below 1e-6 in the mean. The release has window=100 in 1,000 epochs.
     rule="knee": ours, for runs of less than 100 epochs, in which a smoothed peak comes too late. e0 is the first
         epoch at which the mean of the last `window` values is above that of the `window` before by no more than
-        three tenths of its whole rise since the first epoch; 3 * window at the latest, and never before `since`,
-        the first epoch in which the base is itself (PiCO's prototypes count).
+        three tenths of its whole rise since the first epoch; 3 * window at the latest. Never before `since`, the
+        first epoch in which the base is itself (PiCO's prototypes count).
     rule="paper": Algorithm 1 as printed, sum_{i=e-9..e} (res[i] - res[i-1]) < 1e-5, from epoch 11 on (res[0]
         does not exist).
     fixed=N: e0 = N, whatever the curve does (Fig. 6).

@@ -82,7 +82,7 @@ GROUPS = {
         Option("no_irnet", "the base alone: e0 is looked for, nothing is corrected", False),
         Option("tau", "tau_epsilon of Eqs. 10-11, or auto (default: the table below; plus: auto)", None, "[0, 1)",
                number),
-        Option("irnet", "plus: with what came later; or a part of it, as --tau auto has votes: "
+        Option("irnet", "plus: with what came later; or a part of it; with --tau auto: votes. "
                "docs/beyond-the-paper.md", "paper", WINDS),
         Option("views", "extra views of Eqs. 11-12, weak or strong", "w", ("none", "w", "s", "ww", "ws", "ss")),
         Option("views_share", "share of a batch that is looked at under them, by margin", None, "(0, 1]", O=0.25),

@@ -29,7 +29,7 @@ from paper.grid import lines_of
 CHOICES = {
     "alone": "--no-irnet",
     "preset": "",
-    "auto": "--tau auto",  # with the neighbours' votes where f is the classifier
+    "auto": "--tau auto",  # with the neighbours' votes
     "auto, paper": "--tau auto --irnet paper",
     **{name: f"--irnet {name}" for name in ("votes", "back", "mix", "votes+back")},
     **{f"auto, {name}": f"--tau auto --irnet {name}" for name in ("votes", "now", "mix", "votes+back", "plus")},

@@ -5,7 +5,8 @@
     loss = loss + refine.mixed(network, x, weights, index)          # in each step
 
 votes: the neighbours' votes on the sets as they were given (PALS) are one more f in Eqs. 10 to 12. A sample's own
-    set has no vote, so that they are not fitted to it, as f(x) is by then. now: with the sets as they are by now.
+    set has no vote, so that they are not fitted to it, as f(x) is by then; with --tau auto it is heard besides
+    where few truths can be missing (paper/votes.py). now: with the sets as they are by now.
 back: a set whose label moved in is no longer the neighbours' is again as it was given.
 mix: cross entropy on pairs of images mixed with their label weights (PiCO+, ALIM), ramped up after e0.
 Give features(network, x) [N, D] for a network not of models.py; f(network, x), Eq. 4's, for --tau auto's guard.
@@ -34,8 +35,7 @@ class Plus(irnet.IRNet):
         self.parts, self.generator, self.f, self.features = parts, generator, f, features or models.features
         self.before, self.notes = candidates.clone(), {}  # notes: of the epoch, for its row
         self.winner = torch.full((len(candidates),), -1, device=candidates.device)  # the neighbours', [N]
-        self.missing = self.accuracy = None  # --tau auto's, of 1: at the most so many samples lack their truth; how
-        # many of the held-out ones the network expects to be right about, at e0
+        self.missing = self.expected = None  # --tau auto's at e0: what may be missing, the accuracy expected
 
     def begin_epoch(self, look, weights: Tensor | None = None) -> None:
         """Before an epoch; look(function) -> function(network, x) of all plain training images x."""
@@ -46,7 +46,7 @@ class Plus(irnet.IRNet):
             drawn = torch.randperm(n, generator=self.generator, device=device)[:VOTERS] if n > VOTERS else None
             share = votes.shares(look(self.features), sets, drawn)
             self.winner = share.argmax(1)
-            if self.f is not None and len(self.epoch.curve) == self.e0:  # later both are fitted to the same sets
+            if self.f is not None and len(self.epoch.curve) == self.e0 and self.tau < irnet.INF:
                 self.notes = tau.guarded(self, look(self.f))
             if self.missing is not None:
                 self.winner = votes.heard(share, sets, self.missing)
@@ -82,11 +82,11 @@ class Plus(irnet.IRNet):
         return min(1.0, (len(self.epoch.curve) + 1 - self.e0) / RAMP) * weighted_ce(network(x), target)
 
     def state_dict(self) -> dict:
-        return super().state_dict() | {"missing": self.missing, "accuracy": self.accuracy}
+        return super().state_dict() | {"missing": self.missing, "expected": self.expected}
 
     def load_state_dict(self, state: dict) -> None:
         super().load_state_dict(state)
-        self.missing, self.accuracy = state.get("missing"), state.get("accuracy")
+        self.missing, self.expected = state.get("missing"), state.get("expected")
 
 
 def make(parts: str, base, guarded: bool, generator: Generator, *args, **more) -> Plus:

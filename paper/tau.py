@@ -1,11 +1,12 @@
 """tau without a knob (`--tau auto`), which the paper leaves to the future. In two lines beside the plug-in's:
 
     eta, temperature, (low, high) = irnet.estimate_noise(logits, sets)    # at e0, of the held-out samples
-    refine.tau = retuned(refine, margins, high)                           # after each epoch from e0 on
+    refine.tau = retuned(refine, margins, high, expected)                 # after each epoch from e0 on
 
 How many: the sets of the held-out samples say how many true labels may be missing at the most, and labels are moved
 in until as many samples are corrected, those of the smallest margins first. Whether at all: where neighbours vote
-(paper/plus.py), they and the network must know something at e0.
+(paper/plus.py), they and the network must know something at e0. The accuracy that it expects of itself is
+expected = (logits / temperature).softmax(1).amax(1).mean().
 """
 
 from __future__ import annotations
@@ -27,29 +28,31 @@ def left(margins: Tensor, missing: float) -> float:
     return min(1.0, max(0.0, -float(margins.float().kthvalue(count).values))) if count > 0 else INF
 
 
-def retuned(refine: IRNet, margins: Tensor, missing: float | None, accuracy: float | None = None) -> float:
+def retuned(refine: IRNet, margins: Tensor, missing: float | None, expected: float | None = None) -> float:
     """The tau of the next epoch, after one with these margins [B]. missing, of 1: at the most so many samples lack
-    their truth, None or nan: nobody knows. Once inf, always inf: all are corrected, or it is forbidden. accuracy:
-    what the network expects of itself at e0, for `guarded`."""
+    their truth, None or nan: nobody knows. Once inf, always inf: all are corrected, or it is forbidden. expected:
+    the accuracy that the network expects of itself at e0, for `guarded`."""
     if missing is None or math.isnan(missing) or refine.tau == INF:
         return refine.tau
-    refine.missing, refine.accuracy = missing, accuracy  # for the neighbours' votes
+    refine.missing, refine.expected = missing, expected  # for the neighbours' votes, and for whether to ask them
     return left(margins, missing - float((refine.corrected_at > 0).float().mean()))
 
 
 def after_epoch(refine: IRNet, rows: list[dict], margins: Tensor) -> None:
     """In a run, from e0 on: sets the tau of the next epoch, and notes it in the last of the rows."""
-    estimate = next(row["noise_estimate"] for row in rows if "noise_estimate" in row)
-    refine.tau = rows[-1]["next_tau"] = retuned(refine, margins, estimate["high"], estimate.get("accuracy"))
+    at_e0 = next(row for row in rows if "noise_estimate" in row)
+    missing, expected = at_e0["noise_estimate"]["high"], at_e0.get("expected")
+    refine.tau = rows[-1]["next_tau"] = retuned(refine, margins, missing, expected)
 
 
 def guarded(refine, f: Tensor) -> dict:
     """Forbids all moves of a run where too little is known, by two guesses of how many samples the network is right
     about: on how many f [N, C] and the neighbours' winners, refine.winner [N], say the same, and how many of the
-    held-out ones it expects to be right about. Their mean must reach KNOWN. Asked at e0; later f and the neighbours
-    are fitted to the same sets. -> notes of it for the epoch's row."""
-    found = float((refine.winner == f.argmax(1)).float().mean())
-    agreed = ranks.from_first(lambda: found)  # one answer for all
-    known = agreed if refine.accuracy is None else (agreed + refine.accuracy) / 2
+    held-out ones it expects to be right about. Their mean must reach KNOWN, or the first alone where nobody gave
+    the second. Asked at e0; later f and the neighbours are fitted to the same sets. -> notes for the epoch's row.
+    """
+    agreed = float((refine.winner == f.argmax(1)).float().mean())
+    guess = agreed if refine.expected is None else (agreed + refine.expected) / 2
+    known = ranks.from_first(lambda: guess)  # one answer for all
     refine.tau = refine.tau if known >= KNOWN else INF
     return dict(known=known, known_enough=known >= KNOWN)

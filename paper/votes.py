@@ -14,6 +14,7 @@ from torch import Tensor
 import models
 
 WORTH = 2  # a missing label that stays away costs about as much as so many wrong ones that join
+LEAST = 0.01  # of the neighbours, that a label stands for: one of a hundred
 
 
 def neighbours_of(samples: int, classes: int) -> int:
@@ -35,8 +36,10 @@ def heard(share: Tensor, candidates: Tensor, missing: float) -> Tensor:
 
     A label stands for as many neighbours as have it in their sets beyond what is usual for it. One outside the set
     needs a missing truth, which at the most `missing` of the samples have: its odds are missing / (1 - missing),
-    times WORTH, and no more than even, so that where a third or more may be missing the neighbours decide alone.
+    times WORTH. Once they are even, where a third or more may be missing, the neighbours decide alone.
     """
-    odds = min(1.0, WORTH * missing / max(1 - missing, 1e-12))
-    beyond = (share - candidates.float().mean(0)).clamp_min(1 / neighbours_of(*candidates.shape))
+    odds = WORTH * missing / max(1 - missing, 1e-12)
+    if odds >= 1:
+        return share.argmax(1)
+    beyond = (share - candidates.float().mean(0)).clamp_min(LEAST)
     return torch.where(candidates, beyond, odds * beyond).argmax(1)

@@ -54,7 +54,7 @@ def test_once_it_is_known_how_many_are_missing_the_samples_own_set_is_heard_too(
     assert [(a[0] is share, a[1] is refine.before, a[2]) for a in asked] == [(True, True, 0.1)]
     again = refined(("votes",))
     again.load_state_dict(refine.state_dict())
-    assert (again.missing, again.accuracy) == (0.1, 0.7)
+    assert (again.missing, again.expected) == (0.1, 0.7)
     again.load_state_dict({k: v for k, v in refine.state_dict().items() if k != "missing"})  # IRNet's own
     assert again.missing is None
 
@@ -80,7 +80,7 @@ def test_who_votes_with_which_sets(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("agreed", "accuracy", "later", "guarded", "want"),
+    ("agreed", "expected", "later", "guarded", "want"),
     [
         *((5, None, 0, True, math.inf), (6, None, 0, True, 0.1)),  # nobody knows what the network expects
         *(
@@ -92,16 +92,18 @@ def test_who_votes_with_which_sets(monkeypatch):
         *((0, 0.0, 1, True, 0.1), (0, 0.0, 0, False, 0.1)),  # it has been decided; it is not asked
     ],
 )
-def test_nothing_is_moved_where_too_little_is_known_at_e0(agreed, accuracy, later, guarded, want, monkeypatch):
+def test_nothing_is_moved_where_too_little_is_known_at_e0(agreed, expected, later, guarded, want, monkeypatch):
     monkeypatch.setattr(votes, "shares", lambda features, sets, voters: torch.eye(4)[[3] * 10])
+    monkeypatch.setattr(votes, "heard", lambda share, sets, missing: torch.zeros(10).long())  # comes after it
     refine = refined(("votes",), 10)
-    refine.f, refine.accuracy = (lambda network, x: torch.eye(4)[x]) if guarded else None, accuracy
+    refine.missing = 0.1
+    refine.f, refine.expected = (lambda network, x: torch.eye(4)[x]) if guarded else None, expected
     for _ in range(later):  # then it has been decided
         refine.end_epoch(0.5)
     x = torch.tensor([3] * agreed + [1] * (10 - agreed))
     refine.begin_epoch(lambda function: x if function is models.features else function(None, x))
     assert refine.tau == want
-    known = agreed / 10 if accuracy is None else (agreed / 10 + accuracy) / 2
+    known = agreed / 10 if expected is None else (agreed / 10 + expected) / 2
     noted = dict(known=pytest.approx(known), known_enough=want < 1)
     assert refine.notes == (noted if guarded and not later else {})
 
@@ -154,6 +156,8 @@ def test_the_command_says_why_nothing_is_corrected(monkeypatch, capsys):
     got, end = rows("held"), summary("held")
     assert [row["corrections"] for row in got] == [0] * 9 and got[6]["known_enough"] is False
     assert end["tau"] is None and end["known"] == got[6]["known"]  # inf is null in JSON
+    agreed = 2 * end["known"] - got[5]["expected"]  # of 200 samples: the other guess has been heard
+    assert 200 * agreed == pytest.approx(round(200 * agreed), abs=1e-3) and 0 < got[5]["expected"] < 1
     why = (
         f"nothing is corrected after all: the network is guessed to be right about only {100 * end['known']:.0f} %"
     )

@@ -60,9 +60,10 @@ def test_nobody_knows_how_many_are_missing_from_full_sets():
     assert tau.retuned(refine, torch.zeros(4), None) == refine.tau == 0
 
 
-def test_the_command_retunes_from_e0_on_and_resumes(monkeypatch):
+@pytest.mark.parametrize(("base", "stopped"), [("proden", 10), ("pico", 9)])
+def test_the_command_retunes_from_e0_on_and_resumes(base, stopped, monkeypatch):
     monkeypatch.setattr(tau, "KNOWN", 0.0)  # toy networks know little
-    argv = [*TOY, "--base", "proden", "--epochs", "12", "--e0", "8", "--tau", "auto"]
+    argv = [*TOY, "--base", base, "--epochs", "12", "--e0", "8", "--tau", "auto"]
     assert train.main([*argv, "--out", "whole"]) == 0
     got, c = rows("whole"), json.loads(open("whole/config.json").read())
     assert c["tau_auto"] and c["tau"] == 0
@@ -71,7 +72,7 @@ def test_the_command_retunes_from_e0_on_and_resumes(monkeypatch):
     assert 0 < moved and summary("whole")["tau"] == got[7]["next_tau"]
     spent = [row for row in got[7:] if row["next_tau"] is None]  # inf: nothing is missing any more
     assert all(row["corrections"] == 0 for row in got[got.index(spent[0]) + 1 :]) if spent else moved <= high * 200
-    assert goes_on_as("whole", argv, 10, monkeypatch)
+    assert goes_on_as("whole", argv, stopped, monkeypatch)  # before 9: the guard is still to be asked
 
 
 @pytest.mark.parametrize(
