@@ -172,6 +172,14 @@ def goes_on_as(whole, argv, epoch: int, monkeypatch) -> bool:
     return train.main([*argv, "--out", "halves", "--resume"]) == 0 and same_run(whole, "halves")
 
 
+def features_and_sets(n=40, classes=4, seed=2):
+    """Random features [N, 6] and candidate sets [N, C], none of them empty."""
+    g = torch.Generator().manual_seed(seed)
+    sets = torch.rand(n, classes, generator=g) < 0.4
+    sets[torch.arange(n), torch.arange(n) % classes] = True
+    return torch.randn(n, 6, generator=g), sets
+
+
 class Started:
     """A run in a process that need not load torch again, with the face of a subprocess."""
 

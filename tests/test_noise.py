@@ -9,7 +9,7 @@ import torch
 import data
 import irnet
 import train
-from conftest import rows, summary
+from conftest import TOY, prepared, rows, summary
 
 
 def test_the_ratio_of_the_likelihood_by_counting_every_way():
@@ -111,3 +111,12 @@ def test_every_run_estimates_its_noise_and_a_resumed_one_keeps_it(monkeypatch):
     assert ["noise_estimate" in row for row in rows("never")] == [False] * 3 + [True]  # not found: at the end
     assert train.main([*argv, "--out", "leaks", "--val", "test"]) == 0
     assert summary("leaks")["noise_estimate"] is None  # nothing is held out
+
+
+def test_what_the_network_expects_of_itself_stands_beside_the_estimate():
+    c, learner, samples = prepared([*TOY, "--e0", "1"])
+    train.train_epoch(learner, samples, 1, 3, 0.1)
+    row = dict(epoch=1)
+    train.check_epoch(c, learner, samples, row)
+    p = (train.logits_of(learner, samples.held_out_images()) / row["noise_estimate"]["temperature"]).exp()
+    assert row["expected"] == pytest.approx((p.amax(1) / p.sum(1)).mean().item())  # softmax by hand

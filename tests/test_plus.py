@@ -7,21 +7,14 @@ import torch
 
 import models
 import train
-from conftest import TOY, goes_on_as, rows, summary
+from conftest import TOY, features_and_sets, goes_on_as, rows, summary
 from harness import options
 from paper import baselines, plus, tau, votes
 
 
-def made(n=40, classes=4, seed=2):
-    g = torch.Generator().manual_seed(seed)
-    sets = torch.rand(n, classes, generator=g) < 0.4
-    sets[torch.arange(n), torch.arange(n) % classes] = True
-    return torch.randn(n, 6, generator=g), sets
-
-
 def test_of_many_samples_a_part_is_drawn_to_vote_anew_in_each_epoch(monkeypatch):
     monkeypatch.setattr(plus, "VOTERS", 20)
-    features, sets = made()
+    features, sets = features_and_sets()
     refine = plus.Plus(sets, 0.1, 40, parts=("votes",), e0=1, generator=torch.Generator().manual_seed(3))
     refine.end_epoch(0.5)
     unit, g, drawn = [row / row.norm() for row in features], torch.Generator().manual_seed(3), []
@@ -168,7 +161,7 @@ def test_the_command_says_why_nothing_is_corrected(monkeypatch, capsys):
 
 def test_a_network_of_ones_own_gives_its_features():
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(6, 4))
-    sets, x = made()[1], torch.randn(40, 6)
+    sets, x = features_and_sets()[1], torch.randn(40, 6)
     refine = plus.Plus(sets, 0.1, 40, e0=1, features=lambda network, x: network(x))
     refine.end_epoch(0.5)
     refine.begin_epoch(lambda function: function(network, x))

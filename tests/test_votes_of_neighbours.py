@@ -4,19 +4,13 @@ import pytest
 import torch
 
 import models
+from conftest import features_and_sets
 from paper import votes
-
-
-def made(n=40, classes=4, seed=2):
-    g = torch.Generator().manual_seed(seed)
-    sets = torch.rand(n, classes, generator=g) < 0.4
-    sets[torch.arange(n), torch.arange(n) % classes] = True
-    return torch.randn(n, 6, generator=g), sets
 
 
 def test_the_neighbours_vote_with_their_sets_and_nobody_for_itself(monkeypatch):
     monkeypatch.setattr(models, "MOST", 7 * 40)  # seven at a time
-    features, sets = made()
+    features, sets = features_and_sets()
     unit = [row / row.norm() for row in features]
     for i, share in enumerate(votes.shares(features, sets).tolist()):
         near = sorted((j for j in range(40) if j != i), key=lambda j: -float(unit[i] @ unit[j]))[:15]
@@ -32,7 +26,7 @@ def test_two_thirds_of_a_class_vote(n, classes, k):
 
 @pytest.mark.parametrize("missing", [0.0, 0.05, 0.2, 0.3, 0.34, 0.9, 1.0])
 def test_the_own_set_is_heard_against_a_loop(missing):
-    features, sets = made(60)
+    features, sets = features_and_sets(60)
     share, usual = votes.shares(features, sets), sets.float().mean(0).tolist()
     told = votes.heard(share, sets, missing).tolist()
     for i in range(60):
