@@ -281,6 +281,11 @@ def estimate_noise(logits: Tensor, candidates: Tensor) -> tuple[float, float, tu
     return float(etas[at]), float(temperatures[best[at]]), (float(low), float(high))
 
 
+def expected_accuracy(logits: Tensor, temperature: float) -> float:
+    """What a network expects of itself on those samples, at the T of estimate_noise: the mean of max_j f_j."""
+    return float((logits / temperature).softmax(1).amax(1).mean())
+
+
 # ------------------------------------------------------------------ diagnostics (need the hidden truth)
 
 

@@ -278,7 +278,7 @@ def check_epoch(c, learner: Learner, samples: data.Samples, row: dict) -> None:
     if unseen and (found or epoch == c.epochs):
         eta, t, (low, high) = irnet.estimate_noise(logits, held_out)
         row["noise_estimate"] = folder.plain(dict(eta=eta, low=low, high=high, temperature=t))
-        row["expected"] = float((logits / t).softmax(1).amax(1).mean())  # accuracy, by the network itself
+        row["expected"] = irnet.expected_accuracy(logits, t)  # of the network by itself
         if c.dataset not in options.PRESETS:  # one's own: who knows how its labels came about?
             import crowd
 

@@ -60,7 +60,7 @@ def trunk(words: list[str]) -> dict:
         logits = train.logits_of(learner, samples.held_out_images())
         if learner.refine.end_epoch(train.validation_score(logits, held_out)):
             _, temperature, (_, high) = irnet.estimate_noise(logits, held_out)
-            estimate = high, float((logits / temperature).softmax(1).amax(1).mean())
+            estimate = high, irnet.expected_accuracy(logits, temperature)
             state = checkpoint.state_of(learner, samples, "") | dict(rows="[]")
             return dict(epoch=epoch, taus=taus, estimate=estimate, state=copy.deepcopy(state))
     return {}

@@ -1,12 +1,12 @@
-"""tau without a knob (`--tau auto`), which the paper leaves to the future. In two lines beside the plug-in's:
+"""tau without a knob (`--tau auto`), which the paper leaves to the future. In three lines beside the plug-in's:
 
     eta, temperature, (low, high) = irnet.estimate_noise(logits, sets)    # at e0, of the held-out samples
+    expected = irnet.expected_accuracy(logits, temperature)
     refine.tau = retuned(refine, margins, high, expected)                 # after each epoch from e0 on
 
 How many: the sets of the held-out samples say how many true labels may be missing at the most, and labels are moved
 in until as many samples are corrected, those of the smallest margins first. Whether at all: where neighbours vote
-(paper/plus.py), they and the network must know something at e0. The accuracy that it expects of itself is
-expected = (logits / temperature).softmax(1).amax(1).mean().
+(paper/plus.py), they and the network must know something at e0.
 """
 
 from __future__ import annotations
