@@ -255,17 +255,19 @@ def features(network: nn.Module, images: Tensor) -> Tensor:
     return encoder.features(images).float()
 
 
-MOST = 50_000_000  # similarities at a time
+MOST = 4_000_000  # similarities at a time, which a processor's cache still holds
 
 
 def neighbours(z: Tensor, k: int, among: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Of unit features [N, D] the k nearest others, or as many as there are: who [N, k], and how similar [N, k].
     among: the samples to choose from, all by default."""
-    all_of_them = torch.arange(len(z), device=z.device)
-    others = all_of_them if among is None else among
-    k, who, similar = min(k, len(others) - 1), [], []
-    for rows in all_of_them.split(max(1, MOST // len(others))):
-        cosine = (z[rows] @ z[others].T).masked_fill_(rows[:, None] == others, -2.0)  # not itself
+    everyone = torch.arange(len(z), device=z.device)
+    others = everyone if among is None else among
+    place, away = torch.zeros_like(everyone), z.new_zeros(len(z))  # where each is among the others, and its penalty
+    place[others], away[others] = everyone[: len(others)], -4.0
+    k, columns, who, similar = min(k, len(others) - 1), z[others].T, [], []
+    for rows in everyone.split(max(1, MOST // len(others))):
+        cosine = (z[rows] @ columns).scatter_add_(1, place[rows, None], away[rows, None])  # not itself
         values, index = cosine.topk(k, 1)
         who.append(others[index])
         similar.append(values)

@@ -17,6 +17,20 @@ def test_the_neighbours_vote_with_their_sets_and_nobody_for_itself(monkeypatch):
         assert share == pytest.approx([sum(bool(sets[j, k]) for j in near) / 15 for k in range(4)])
 
 
+def test_neighbours_among_some_against_a_loop(monkeypatch):
+    """Of those who are asked nobody is a neighbour of itself; the others may have any of them."""
+    monkeypatch.setattr(models, "MOST", 7 * 12)
+    features, _ = features_and_sets()
+    z = torch.nn.functional.normalize(features, dim=1)
+    asked = torch.randperm(40, generator=torch.Generator().manual_seed(1))[:12]
+    for k in (1, 5, 20):
+        who, similar = models.neighbours(z, k, asked)
+        for i in range(40):
+            near = sorted((j for j in asked.tolist() if j != i), key=lambda j: -float(z[i] @ z[j]))[: min(k, 11)]
+            assert who[i].tolist() == near
+            assert similar[i].tolist() == pytest.approx([float(z[i] @ z[j]) for j in near], abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("n", "classes", "k"), [(1437, 10, 96), (8000, 10, 100), (60, 10, 15), (9, 3, 8), (900, 20, 30)]
 )
