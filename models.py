@@ -258,20 +258,31 @@ def features(network: nn.Module, images: Tensor) -> Tensor:
 MOST = 4_000_000  # similarities at a time, which a processor's cache still holds
 
 
-def neighbours(z: Tensor, k: int, among: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Of unit features [N, D] the k nearest others, or as many as there are: who [N, k], and how similar [N, k].
-    among: the samples to choose from, all by default."""
-    everyone = torch.arange(len(z), device=z.device)
-    others = everyone if among is None else among
-    place, away = torch.zeros_like(everyone), z.new_zeros(len(z))  # where each is among the others, and its penalty
-    place[others], away[others] = everyone[: len(others)], -4.0
-    k, columns, who, similar = min(k, len(others) - 1), z[others].T, [], []
-    for rows in everyone.split(max(1, MOST // len(others))):
-        cosine = (z[rows] @ columns).scatter_add_(1, place[rows, None], away[rows, None])  # not itself
-        values, index = cosine.topk(k, 1)
-        who.append(others[index])
-        similar.append(values)
-    return torch.cat(who), torch.cat(similar)
+class Neighbours:
+    """The nearest others of samples with unit features z [N, D], among all or some of them."""
+
+    def __init__(self, z: Tensor, among: Tensor | None = None):
+        everyone = torch.arange(len(z), device=z.device)
+        self.z, self.others = z, everyone if among is None else among
+        self.columns = (z if among is None else z[among]).T
+        self.place, self.away = (
+            torch.zeros_like(everyone),
+            z.new_zeros(len(z)),
+        )  # each one's among them; its penalty
+        self.place[self.others], self.away[self.others] = everyone[: len(self.others)], -4.0
+
+    def nearest(self, k: int, of: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The k nearest, or as many as there are, of the samples `of` [B], all by default: who [B, k], and how
+        similar by cosine [B, k]."""
+        of = torch.arange(len(self.z), device=self.z.device) if of is None else of
+        k, who, similar = min(k, len(self.others) - 1), [], []
+        for rows in of.split(max(1, MOST // len(self.others))):
+            cosine = self.z[rows] @ self.columns
+            cosine.scatter_add_(1, self.place[rows, None], self.away[rows, None])  # not itself
+            values, index = cosine.topk(k, 1)
+            who.append(self.others[index])
+            similar.append(values)
+        return torch.cat(who), torch.cat(similar)
 
 
 def classifier_state(network: nn.Module) -> dict[str, Tensor]:

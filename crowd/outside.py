@@ -25,7 +25,7 @@ SURE = 0.5  # p_outside from which a sample counts as outside
 @torch.no_grad()
 def neighbours_say(features: Tensor, p: Tensor) -> Tensor:
     """[N, C]: the mean prediction of a sample's nearest others by cosine."""
-    near, _ = models.neighbours(F.normalize(features.float(), dim=1), NEIGHBOURS)
+    near, _ = models.Neighbours(F.normalize(features.float(), dim=1)).nearest(NEIGHBOURS)
     return torch.cat([p[some].mean(1) for some in near.split(1024)])  # [1024, k, C] at a time
 
 

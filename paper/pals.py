@@ -40,7 +40,7 @@ class PALS(Base):
 
         seen, classes = look(both), self.candidates.shape[1]
         self.sure = SURE[0] + (SURE[1] - SURE[0]) * (epoch - 1) / max(1, self.epochs - 1)
-        near, similar = models.neighbours(seen[:, classes:], NEIGHBOURS)
+        near, similar = models.Neighbours(seen[:, classes:]).nearest(NEIGHBOURS)
         self.labels[:], posterior = relabel(near, similar, self.candidates, seen[:, :classes], self.sure)
         self.chosen[:] = surest(self.labels, posterior, classes)
 

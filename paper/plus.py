@@ -34,29 +34,35 @@ class Plus(irnet.IRNet):
         super().__init__(candidates, *args, **more)
         self.parts, self.generator, self.f, self.features = parts, generator, f, features or models.features
         self.before, self.notes = candidates.clone(), {}  # notes: of the epoch, for its row
-        self.winner = torch.full((len(candidates),), -1, device=candidates.device)  # the neighbours', [N]
+        self.voices = None  # of the epoch: who is near whom, their sets [N, C], how usual each label is [C]
         self.missing = self.expected = None  # --tau auto's at e0: what may be missing, the accuracy expected
 
     def begin_epoch(self, look, weights: Tensor | None = None) -> None:
         """Before an epoch; look(function) -> function(network, x) of all plain training images x."""
         self.notes, asks = {}, {"votes", "now", "back"} if self.tau < irnet.INF else {"back"}
         if self.started and asks & set(self.parts):
-            sets = self.candidates if "now" in self.parts else self.before
+            sets = self.candidates.clone() if "now" in self.parts else self.before
             n, device = len(sets), sets.device
             drawn = torch.randperm(n, generator=self.generator, device=device)[:VOTERS] if n > VOTERS else None
-            share = votes.shares(look(self.features), sets, drawn)
-            self.winner = share.argmax(1)
+            unit = F.normalize(look(self.features).float(), dim=1)
+            self.voices = models.Neighbours(unit, drawn), sets, sets.float().mean(0)
             if self.f is not None and len(self.epoch.curve) == self.e0 and self.tau < irnet.INF:
-                self.notes = tau.guarded(self, look(self.f))
-            if self.missing is not None:
-                self.winner = votes.heard(share, sets, self.missing)
+                self.notes = tau.guarded(self, self.winners(), look(self.f))
             if "back" in self.parts:
-                self.take_back(weights)
+                self.take_back(self.winners(self.missing), weights)
+
+    def winners(self, missing: float | None = None, index: Tensor | None = None) -> Tensor:
+        """The neighbours' labels [B] of the samples index [B], all by default; missing: their sets are heard."""
+        if self.voices is None:
+            raise ValueError("begin_epoch comes before the first correction")
+        near, sets, usual = self.voices
+        share = votes.shares(near, sets, index)
+        return votes.heard(share, sets if index is None else sets[index], usual, missing)
 
     @torch.no_grad()
-    def take_back(self, weights: Tensor | None = None) -> None:
-        """Undoes the corrections whose label is not the neighbours': S as given, its weights sum to 1 again."""
-        undone = (self.corrected_at > 0) & (self.corrected_to != self.winner)
+    def take_back(self, winner: Tensor, weights: Tensor | None = None) -> None:
+        """Undoes the corrections whose label is not the winner [N]: S as given, its weights sum to 1 again."""
+        undone = (self.corrected_at > 0) & (self.corrected_to != winner)
         gone = undone[:, None] & self.candidates & ~self.before
         self.candidates &= ~gone
         self.corrected_at.masked_fill_(undone, 0)
@@ -69,8 +75,9 @@ class Plus(irnet.IRNet):
     @torch.no_grad()
     def correct(self, index, views, weights=None):
         """As IRNet's, and the neighbours must agree: their winner as a one-hot f passes Eq. 11 for every tau."""
-        if {"votes", "now"} & set(self.parts):
-            views = [*views, F.one_hot(self.winner[index].clamp_min(0), self.candidates.shape[1]).float()]
+        if {"votes", "now"} & set(self.parts) and self.tau < irnet.INF:
+            winner = self.winners(self.missing, index)  # of those alone that have their turn
+            views = [*views, F.one_hot(winner, self.candidates.shape[1]).float()]
         return super().correct(index, views, weights)
 
     def mixed(self, network, x: Tensor, weights: Tensor | None, index: Tensor) -> Tensor | float:

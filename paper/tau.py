@@ -45,13 +45,13 @@ def after_epoch(refine: IRNet, rows: list[dict], margins: Tensor) -> None:
     refine.tau = rows[-1]["next_tau"] = retuned(refine, margins, missing, expected)
 
 
-def guarded(refine, f: Tensor) -> dict:
+def guarded(refine, winner: Tensor, f: Tensor) -> dict:
     """Forbids all moves of a run where too little is known, by two guesses of how many samples the network is right
-    about: on how many f [N, C] and the neighbours' winners, refine.winner [N], say the same, and how many of the
-    held-out ones it expects to be right about. Their mean must reach KNOWN, or the first alone where nobody gave
-    the second. Asked at e0; later f and the neighbours are fitted to the same sets. -> notes for the epoch's row.
+    about: on how many f [N, C] and the neighbours' winners [N] say the same, and how many of the held-out ones it
+    expects to be right about. Their mean must reach KNOWN, or the first alone where nobody gave the second. Asked
+    at e0; later f and the neighbours are fitted to the same sets. -> notes for the epoch's row.
     """
-    agreed = float((refine.winner == f.argmax(1)).float().mean())
+    agreed = float((winner == f.argmax(1)).float().mean())
     guess = agreed if refine.expected is None else (agreed + refine.expected) / 2
     known = ranks.from_first(lambda: guess)  # one answer for all
     refine.tau = refine.tau if known >= KNOWN else INF

@@ -45,7 +45,7 @@ def by_loops(z, candidates, p, sure):
 @pytest.mark.parametrize("sure", [0.3, 1.0])
 def test_labels_are_the_neighbours_votes_taken_twice(made, sure):
     z, candidates, p = made
-    labels, posterior = pals.relabel(*models.neighbours(z, pals.NEIGHBOURS), candidates, p, sure)
+    labels, posterior = pals.relabel(*models.Neighbours(z).nearest(pals.NEIGHBOURS), candidates, p, sure)
     want = by_loops(z, candidates, p, sure)
     assert labels.tolist() == [label for label, _ in want]
     assert posterior.tolist() == pytest.approx([value for _, value in want], abs=1e-5)

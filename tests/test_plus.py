@@ -21,7 +21,10 @@ def test_of_many_samples_a_part_is_drawn_to_vote_anew_in_each_epoch(monkeypatch)
     for _ in range(2):
         refine.begin_epoch(lambda function: features)
         drawn.append(torch.randperm(40, generator=g)[:20].tolist())
-        for i, winner in enumerate(refine.winner.tolist()):
+        some = torch.tensor([5, 0, 33])
+        assert torch.equal(refine.winners(), refine.winners(index=torch.arange(40)))
+        assert torch.equal(refine.winners()[some], refine.winners(index=some))
+        for i, winner in enumerate(refine.winners().tolist()):
             near = sorted((j for j in drawn[-1] if j != i), key=lambda j: -float(unit[i] @ unit[j]))[:15]
             votes = [sum(bool(sets[j, k]) for j in near) for k in range(4)]
             assert votes[winner] == max(votes)
@@ -36,15 +39,18 @@ def refined(parts, n=3):
 
 
 def test_once_it_is_known_how_many_are_missing_the_samples_own_set_is_heard_too(monkeypatch):
-    share, asked = torch.eye(4)[[2, 3, 0]], []
-    monkeypatch.setattr(votes, "shares", lambda features, sets, voters: share)
+    share, index, asked = torch.eye(4)[[2, 3, 0]], torch.tensor([2, 0, 1]), []
+    monkeypatch.setattr(votes, "shares", lambda near, sets, index: share)
     monkeypatch.setattr(votes, "heard", lambda *a: asked.append(a) or torch.tensor([1, 2, 3]))
     refine = refined(("votes",))
-    for missing, want in ((None, [2, 3, 0]), (0.1, [1, 2, 3])):
+    for missing in (None, 0.1):
         tau.retuned(refine, torch.zeros(3), missing, 0.7)
         refine.begin_epoch(lambda function: torch.zeros(3, 2))
-        assert refine.winner.tolist() == want
-    assert [(a[0] is share, a[1] is refine.before, a[2]) for a in asked] == [(True, True, 0.1)]
+        refine.before[0, 3] = True  # as it was given, by now
+        refine.correct(index, [torch.full((3, 4), 0.25)] * 2)
+        got, own, usual, told = asked.pop()
+        assert got is share and torch.equal(own, refine.before[index]) and told == missing and not asked
+        assert usual.tolist() == ([1, 1, 0, 0] if missing is None else [1, 1, 0, pytest.approx(1 / 3)])
     again = refined(("votes",))
     again.load_state_dict(refine.state_dict())
     assert (again.missing, again.expected) == (0.1, 0.7)
@@ -54,22 +60,34 @@ def test_once_it_is_known_how_many_are_missing_the_samples_own_set_is_heard_too(
 
 def test_a_label_is_moved_in_only_where_the_neighbours_agree():
     f = torch.tensor([[0.1, 0.1, 0.7, 0.1]] * 3)
-    for parts, want in ((("votes",), [True, False, False]), (("back",), [True, True, True])):
+    for parts, want in ((("votes",), [False, False, True]), (("back",), [True, True, True])):
         refine = refined(parts)
-        refine.winner = torch.tensor([2, 3, 0])  # the same, another outside, one inside
-        flagged, label = refine.correct(torch.arange(3), [f, f])
-        assert flagged.tolist() == want and (label == 2).all()
+        winner = torch.tensor([0, 3, 2])  # one inside, another outside, the same
+        refine.winners = lambda missing, index, winner=winner: winner[index]
+        flagged, label = refine.correct(torch.tensor([2, 1, 0]), [f, f])
+        assert flagged.tolist() == want[::-1] and (label == 2).all()
         assert refine.candidates[:, 2].tolist() == want
 
 
 def test_who_votes_with_which_sets(monkeypatch):
     given = []
-    monkeypatch.setattr(votes, "shares", lambda features, sets, voters: given.append(sets) or torch.ones(3, 4))
+    monkeypatch.setattr(votes, "shares", lambda near, sets, index: given.append(sets) or torch.ones(3, 4))
     for parts in (("votes",), ("now",), ("back",), ("mix",)):
         refine = refined(parts)
         refine.candidates[0, 2] = True  # corrected since
         refine.begin_epoch(lambda function: torch.zeros(3, 2))
+        refine.correct(torch.arange(3), [torch.full((3, 4), 0.25)] * 2)
     assert [bool(sets[0, 2]) for sets in given] == [False, True, False]  # to mix nobody is asked
+
+
+def test_the_neighbours_are_asked_in_each_epoch_and_not_before():
+    f = torch.full((3, 4), 0.25)
+    with pytest.raises(ValueError, match="begin_epoch comes before"):
+        refined(("votes",)).correct(torch.arange(3), [f, f])
+    refine = refined(("votes",))
+    refine.tau = math.inf  # nothing is to be moved: nobody is asked
+    refine.begin_epoch(None)
+    assert not refine.correct(torch.arange(3), [f, f])[0].any()
 
 
 @pytest.mark.parametrize(
@@ -86,15 +104,16 @@ def test_who_votes_with_which_sets(monkeypatch):
     ],
 )
 def test_nothing_is_moved_where_too_little_is_known_at_e0(agreed, expected, later, guarded, want, monkeypatch):
-    monkeypatch.setattr(votes, "shares", lambda features, sets, voters: torch.eye(4)[[3] * 10])
-    monkeypatch.setattr(votes, "heard", lambda share, sets, missing: torch.zeros(10).long())  # comes after it
+    monkeypatch.setattr(votes, "shares", lambda near, sets, index: torch.eye(4)[[3] * 10])
+    told = lambda share, own, usual, missing: share.argmax(1) if missing is None else torch.zeros(10).long()  # noqa: E731
+    monkeypatch.setattr(votes, "heard", told)  # the own sets are heard after it
     refine = refined(("votes",), 10)
     refine.missing = 0.1
     refine.f, refine.expected = (lambda network, x: torch.eye(4)[x]) if guarded else None, expected
     for _ in range(later):  # then it has been decided
         refine.end_epoch(0.5)
     x = torch.tensor([3] * agreed + [1] * (10 - agreed))
-    refine.begin_epoch(lambda function: x if function is models.features else function(None, x))
+    refine.begin_epoch(lambda function: x[:, None] if function is models.features else function(None, x))
     assert refine.tau == want
     known = agreed / 10 if expected is None else (agreed / 10 + expected) / 2
     noted = dict(known=pytest.approx(known), known_enough=want < 1)
@@ -107,8 +126,7 @@ def test_what_the_neighbours_no_longer_vote_for_is_taken_back():
     refine.correct(torch.arange(2), [f[:2]], weights)
     kept = weights[1].clone()
     assert weights[0].tolist() == pytest.approx([0.5 / 1.7, 0.5 / 1.7, 0.7 / 1.7, 0])
-    refine.winner = torch.tensor([0, 2, 3])
-    refine.take_back(weights)
+    refine.take_back(torch.tensor([0, 2, 3]), weights)
     assert refine.candidates.int().tolist() == [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 0]]
     assert refine.corrected_at.tolist() == [0, 2, 0] and refine.corrected_to.tolist() == [-1, 2, -1]
     assert weights[0].tolist() == [0.5, 0.5, 0, 0] and torch.equal(weights[1], kept) and weights[2, 0] == 0.5
@@ -165,7 +183,8 @@ def test_a_network_of_ones_own_gives_its_features():
     refine = plus.Plus(sets, 0.1, 40, e0=1, features=lambda network, x: network(x))
     refine.end_epoch(0.5)
     refine.begin_epoch(lambda function: function(network, x))
-    assert torch.equal(refine.winner, votes.shares(network(x), sets).argmax(1))
+    near = models.Neighbours(torch.nn.functional.normalize(network(x), dim=1))
+    assert torch.equal(refine.winners(), votes.shares(near, sets).argmax(1))
     with pytest.raises(ValueError, match="a function of your own"):
         models.features(network, x)
 
