@@ -48,8 +48,8 @@ CELLS = {
     **{f"digits-q{q}-eta{eta}": f"--dataset digits --q {q} --eta {eta}"
        for q, eta in itertools.product((0.3, 0.5), (0, 0.1, 0.3))},
     "digits-classes-eta0.2": "--dataset {folder}/classes-{seed}.npz --threads 1",
-    **{f"kmnist-q{q}-eta{eta}": f"--dataset kmnist --q {q} --eta {eta} --image-size 14 --crop 0.8 {SMALL}"
-       for q, eta in itertools.product((0.3, 0.5), (0.05, 0.3))},
+    **{f"{name}-q{q}-eta{eta}": f"--dataset {name} --q {q} --eta {eta} --image-size 14 --crop 0.8 {SMALL}"
+       for name, q, eta in itertools.product(("kmnist", "fashion"), (0.3, 0.5), (0.05, 0.3))},
     "cifar-q0.3-eta0.3": f"--dataset {{folder}}/cifar.npz --q 0.3 --eta 0.3 --image-size 16 {SMALL}",
 }  # fmt: skip
 
