@@ -51,6 +51,10 @@ def test_once_it_is_known_how_many_are_missing_the_samples_own_set_is_heard_too(
         got, own, usual, told = asked.pop()
         assert got is share and torch.equal(own, refine.before[index]) and told == missing and not asked
         assert usual.tolist() == ([1, 1, 0, 0] if missing is None else [1, 1, 0, pytest.approx(1 / 3)])
+    back = refined(("back",))
+    back.missing = 0.2
+    back.begin_epoch(lambda function: torch.zeros(3, 2))
+    assert asked.pop()[3] == 0.2
     again = refined(("votes",))
     again.load_state_dict(refine.state_dict())
     assert (again.missing, again.expected) == (0.1, 0.7)
@@ -76,8 +80,13 @@ def test_who_votes_with_which_sets(monkeypatch):
         refine = refined(parts)
         refine.candidates[0, 2] = True  # corrected since
         refine.begin_epoch(lambda function: torch.zeros(3, 2))
+        refine.candidates[1, 2] = True  # in this epoch, to be seen in the next
         refine.correct(torch.arange(3), [torch.full((3, 4), 0.25)] * 2)
-    assert [bool(sets[0, 2]) for sets in given] == [False, True, False]  # to mix nobody is asked
+    assert [sets[:2, 2].tolist() for sets in given] == [
+        [False, False],
+        [True, False],
+        [False, False],
+    ]  # mix: nobody
 
 
 def test_the_neighbours_are_asked_in_each_epoch_and_not_before():
