@@ -98,11 +98,14 @@ def test_a_whole_step_stays_on_the_device(fake_cuda, base, arch, correcting, mon
     assert {t.device.type for t in (loss, tau, counts)} == {"cuda"}
 
 
-@pytest.mark.parametrize("base", ["proden", "pico"])
-def test_a_step_of_irnet_plus_stays_there_too(fake_cuda, base, monkeypatch):
+@pytest.mark.parametrize(("base", "missing"), [("proden", None), ("pico", 0.1)])
+def test_a_step_of_irnet_plus_stays_there_too(fake_cuda, base, missing, monkeypatch):
+    """The neighbours' votes, the own sets besides, and mixing."""
     learner, samples = setup(base, "cnn", "w")
     learner.refine, learner.plus = plus.Plus(samples.candidates, 0.01, e0=1), True
     learner.refine.end_epoch(0.5)
+    learner.refine.missing = missing
+    learner.refine.begin_epoch(lambda function: torch.zeros(N, 8))
     assert [t.device.type for t in step(learner, samples, monkeypatch, True)] == ["cuda"] * 3
 
 
