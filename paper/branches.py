@@ -59,8 +59,8 @@ def trunk(words: list[str]) -> dict:
         _, taus, _ = train.train_epoch(learner, samples, epoch, c.epochs, c.lr, False)
         logits = train.logits_of(learner, samples.held_out_images())
         if learner.refine.end_epoch(train.validation_score(logits, held_out)):
-            _, temperature, (_, high) = irnet.estimate_noise(logits, held_out)
-            estimate = high, irnet.expected_accuracy(logits, temperature)
+            _, temperature, missing = irnet.estimate_noise(logits, held_out)
+            estimate = missing, irnet.expected_accuracy(logits, temperature)
             state = checkpoint.state_of(learner, samples, "") | dict(rows="[]")
             return dict(epoch=epoch, taus=taus, estimate=estimate, state=copy.deepcopy(state))
     return {}

@@ -6,7 +6,7 @@
 
 votes: the neighbours' votes on the sets as they were given (PALS) are one more f in Eqs. 10 to 12. A sample's own
     set has no vote, so that they are not fitted to it, as f(x) is by then; with --tau auto it is heard besides
-    where few truths can be missing (paper/votes.py). now: with the sets as they are by now.
+    (paper/votes.py). now: with the sets as they are by now.
 back: a set whose label moved in is no longer the neighbours' is again as it was given.
 mix: cross entropy on pairs of images mixed with their label weights (PiCO+, ALIM), ramped up after e0.
 Give features(network, x) [N, D] for a network not of models.py; f(network, x), Eq. 4's, for --tau auto's guard.

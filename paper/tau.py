@@ -2,11 +2,12 @@
 
     eta, temperature, (low, high) = irnet.estimate_noise(logits, sets)    # at e0, of the held-out samples
     expected = irnet.expected_accuracy(logits, temperature)
-    refine.tau = retuned(refine, margins, high, expected)                 # after each epoch from e0 on
+    refine.tau = retuned(refine, margins, (low, high), expected)          # after each epoch from e0 on
 
 How many: the sets of the held-out samples say how many true labels may be missing at the most, and labels are moved
-in until as many samples are corrected, those of the smallest margins first. Whether at all: where neighbours vote
-(paper/plus.py), they and the network must know something at e0.
+in until as many samples are corrected, those of the smallest margins first. Which: where neighbours vote
+(paper/plus.py), a missing truth must be more probable than one in the set. Whether at all: they and the network
+must know something at e0.
 """
 
 from __future__ import annotations
@@ -28,21 +29,22 @@ def left(margins: Tensor, missing: float) -> float:
     return min(1.0, max(0.0, -float(margins.float().kthvalue(count).values))) if count > 0 else INF
 
 
-def retuned(refine: IRNet, margins: Tensor, missing: float | None, expected: float | None = None) -> float:
-    """The tau of the next epoch, after one with these margins [B]. missing, of 1: at the most so many samples lack
-    their truth, None or nan: nobody knows. Once inf, always inf: all are corrected, or it is forbidden. expected:
-    the accuracy that the network expects of itself at e0, for `guarded`."""
-    if missing is None or math.isnan(missing) or refine.tau == INF:
+def retuned(refine: IRNet, margins: Tensor, missing: tuple[float, float], expected: float | None = None) -> float:
+    """The tau of the next epoch, after one with these margins [B]. missing, of 1: the interval of how many samples
+    lack their truth; nan: nobody knows. Once inf, always inf: all are corrected, or it is forbidden. expected: the
+    accuracy that the network expects of itself at e0, for `guarded`."""
+    low, high = missing
+    if math.isnan(high) or refine.tau == INF:
         return refine.tau
-    refine.missing, refine.expected = missing, expected  # for the neighbours' votes, and for whether to ask them
-    return left(margins, missing - float((refine.corrected_at > 0).float().mean()))
+    refine.missing, refine.expected = (low + high) / 2, expected  # for the votes, and for whether to ask for them
+    return left(margins, high - float((refine.corrected_at > 0).float().mean()))
 
 
 def after_epoch(refine: IRNet, rows: list[dict], margins: Tensor) -> None:
     """In a run, from e0 on: sets the tau of the next epoch, and notes it in the last of the rows."""
     at_e0 = next(row for row in rows if "noise_estimate" in row)
-    missing, expected = at_e0["noise_estimate"]["high"], at_e0.get("expected")
-    refine.tau = rows[-1]["next_tau"] = retuned(refine, margins, missing, expected)
+    estimate, expected = at_e0["noise_estimate"], at_e0.get("expected")
+    refine.tau = rows[-1]["next_tau"] = retuned(refine, margins, (estimate["low"], estimate["high"]), expected)
 
 
 def guarded(refine, winner: Tensor, f: Tensor) -> dict:

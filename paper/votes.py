@@ -12,7 +12,6 @@ from torch import Tensor
 
 import models
 
-WORTH = 2  # a missing label that stays away costs about as much as so many wrong ones that join
 LEAST = 0.01  # of the neighbours, that a label stands for: one of a hundred
 
 
@@ -31,15 +30,16 @@ def shares(near: models.Neighbours, candidates: Tensor, index: Tensor | None = N
 
 
 def heard(share: Tensor, own: Tensor, usual: Tensor, missing: float | None) -> Tensor:
-    """[B]: the most probable label by the neighbours' shares [B, C] and the samples' own sets [B, C].
+    """[B]: the most probable label by the neighbours' shares [B, C] and the samples' own sets S [B, C].
 
-    A label stands for as many neighbours as have it in their sets beyond what is usual for it [C]. One outside the
-    set needs a missing truth, which at the most `missing` of the samples have: its odds are
-    missing / (1 - missing), times WORTH. Once they are even, where a third or more may be missing, or nobody knows
-    (None), the neighbours decide alone.
+    A label stands for as many neighbours as have it in their sets beyond what is usual for it [C]. One outside S
+    needs a missing truth, which `missing` of the samples have. The truth of the others may be any label in S, that
+    of these any of the C - |S| outside, so that a label outside has the odds of estimate_noise's likelihood,
+    missing / (1 - missing) |S| / (C - |S|). Where nobody knows (None) the neighbours decide alone.
     """
-    odds = 1.0 if missing is None else WORTH * missing / max(1 - missing, 1e-12)
-    if odds >= 1:
+    if missing is None:
         return share.argmax(1)
+    size = own.sum(1, keepdim=True)
+    odds = missing / max(1 - missing, 1e-12) * size.clamp_min(1) / (own.shape[1] - size).clamp_min(1)  # [B, 1]
     beyond = (share - usual).clamp_min(LEAST)
     return torch.where(own, beyond, odds * beyond).argmax(1)

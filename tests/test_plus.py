@@ -44,7 +44,7 @@ def test_once_it_is_known_how_many_are_missing_the_samples_own_set_is_heard_too(
     monkeypatch.setattr(votes, "heard", lambda *a: asked.append(a) or torch.tensor([1, 2, 3]))
     refine = refined(("votes",))
     for missing in (None, 0.1):
-        tau.retuned(refine, torch.zeros(3), missing, 0.7)
+        tau.retuned(refine, torch.zeros(3), (missing, missing) if missing else (math.nan, math.nan), 0.7)
         refine.begin_epoch(lambda function: torch.zeros(3, 2))
         refine.before[0, 3] = True  # as it was given, by now
         refine.correct(index, [torch.full((3, 4), 0.25)] * 2)

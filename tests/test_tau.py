@@ -47,17 +47,18 @@ def test_what_was_moved_in_is_no_longer_missing():
     refine = irnet.IRNet(torch.ones(10, 3, dtype=torch.bool), 0.0)
     refine.corrected_at[:2] = 4
     taus = torch.tensor([0.5] * 6 + [-0.5, -0.25, -0.125, -0.0625])
-    assert tau.retuned(refine, taus, 0.5) == 0.125  # three of ten are left
+    assert tau.retuned(refine, taus, (0.1, 0.5)) == 0.125  # three of ten are left
+    assert refine.missing == pytest.approx(0.3)
     refine.corrected_at[:6] = 4
-    refine.tau = tau.retuned(refine, taus, 0.5)
+    refine.tau = tau.retuned(refine, taus, (0.1, 0.5))
     assert refine.tau == math.inf
     refine.corrected_at[:] = 0
-    assert tau.retuned(refine, taus, 0.5) == math.inf  # what was forbidden once stays so
+    assert tau.retuned(refine, taus, (0.1, 0.5)) == math.inf  # what was forbidden once stays so
 
 
 def test_nobody_knows_how_many_are_missing_from_full_sets():
     refine = irnet.IRNet(torch.ones(4, 3, dtype=torch.bool), 0.0)
-    assert tau.retuned(refine, torch.zeros(4), None) == refine.tau == 0
+    assert tau.retuned(refine, torch.zeros(4), (math.nan, math.nan)) == refine.tau == 0
 
 
 @pytest.mark.parametrize(("base", "stopped"), [("proden", 10), ("pico", 9)])

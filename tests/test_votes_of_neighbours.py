@@ -44,28 +44,35 @@ def test_two_thirds_of_a_class_vote(n, classes, k):
     assert votes.neighbours_of(n, classes) == k
 
 
-@pytest.mark.parametrize("missing", [0.0, 0.05, 0.2, 0.3, 0.34, 0.9, 1.0])
+@pytest.mark.parametrize("missing", [0.0, 0.05, 0.3, 0.5, 1.0])
 def test_the_own_set_is_heard_against_a_loop(missing):
+    """Posteriors from what generates the sets: S has its truth with 1 - missing, and then any label of S may be it;
+    else a label outside was taken out for one of S: |S| ways, and from each C - |S| labels to draw."""
     features, sets = features_and_sets(60)
+    sets[0], sets[1] = True, False  # a full and an empty one
     share = votes.shares(models.Neighbours(torch.nn.functional.normalize(features, dim=1)), sets)
-    told = votes.heard(share, sets, sets.float().mean(0), missing).tolist()
-    usual = sets.float().mean(0).tolist()
+    usual = sets.float().mean(0)
+    told = votes.heard(share, sets, usual, missing).tolist()
     for i in range(60):
-        strength = [max(float(share[i, c]) - usual[c], 0.01) for c in range(4)]
-        odds = 2 * missing / (1 - missing) if missing < 1 / 3 else None
-        strength = [s if sets[i, c] else (odds or 0) * s for c, s in enumerate(strength)]
-        strength = share[i].tolist() if missing >= 1 / 3 else strength  # the neighbours decide alone
-        assert strength[told[i]] == pytest.approx(max(strength))
-    assert torch.equal(votes.heard(share, sets, sets.float().mean(0), None), share.argmax(1))  # nobody knows
-    inside = sets[torch.arange(60), told]
+        prior = [max(float(share[i, c] - usual[c]), 0.01) for c in range(4)]
+        size = int(sets[i].sum())
+        posterior = [
+            p * ((1 - missing) if sets[i, c] else missing * max(size, 1) / (4 - size)) for c, p in enumerate(prior)
+        ]
+        assert posterior[told[i]] == pytest.approx(max(posterior))
+    assert torch.equal(votes.heard(share, sets, usual, None), share.argmax(1))  # nobody knows
+    inside = sets[torch.arange(60), told][2:]
     assert inside.all() or missing > 0  # nothing is missing: never a label outside
-    assert not inside.all() or missing < 0.2
+    assert not inside.all() or missing < 0.3
+    assert sets[0, told[0]] and share[1, told[1]] - usual[told[1]] == (share[1] - usual).max()
 
 
 def test_a_worked_number():
-    """A label that 0.9 of the neighbours have, 0.4 more than usual, against one inside the set with 0.1 more: it is
-    four times as strong, and wins from odds of a quarter on, of missing / (1 - missing) = 1/8, or one in nine."""
-    share = torch.tensor([[0.6, 0.9]] + [[0.5, 0.5]] * 59)
-    sets = torch.tensor([[True, False]] + [[True, False], [False, True]] * 29 + [[False, True]])
-    assert votes.neighbours_of(60, 2) == 20 and sets.float().mean(0).tolist() == [0.5, 0.5]
-    assert [int(votes.heard(share, sets, sets.float().mean(0), missing)[0]) for missing in (0.11, 0.112)] == [0, 1]
+    """Of two labels 0.6 of the neighbours have the one in the set, 0.1 more than usual, and 0.9 the other, 0.4
+    more: it is four times as probable by them, and the set has one of two labels. So it wins from missing = 0.2 on,
+    where the set speaks four to one against it."""
+    share, own, usual = torch.tensor([[0.6, 0.9]]), torch.tensor([[True, False]]), torch.tensor([0.5, 0.5])
+    assert [int(votes.heard(share, own, usual, missing)[0]) for missing in (0.19, 0.21)] == [0, 1]
+    share, own, usual = torch.ones(1, 5), torch.tensor([[True] + [False] * 4]), torch.tensor([0.9, 0.5, 0, 0, 0])
+    # small sets speak louder: 0.1 beyond the usual against 1, but each of four labels outside has a quarter
+    assert [int(votes.heard(share, own, usual, missing)[0]) for missing in (0.28, 0.29)] == [0, 2]
