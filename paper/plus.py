@@ -26,7 +26,6 @@ from paper.baselines import mixup
 
 PARTS = ("votes", "mix")  # of plus; the others were measured and lost
 RAMP = 10  # epochs
-VOTERS = 10_000  # of more samples so many are drawn in each epoch: else the votes would cost as much as the steps
 
 
 class Plus(irnet.IRNet):
@@ -34,7 +33,7 @@ class Plus(irnet.IRNet):
         super().__init__(candidates, *args, **more)
         self.parts, self.generator, self.f, self.features = parts, generator, f, features or models.features
         self.before, self.notes = candidates.clone(), {}  # notes: of the epoch, for its row
-        self.voices = None  # of the epoch: who is near whom, their sets [N, C], how usual each label is [C]
+        self.voices = None  # of the epoch
         self.missing = self.expected = None  # --tau auto's at e0: what may be missing, the accuracy expected
 
     def begin_epoch(self, look, weights: Tensor | None = None) -> None:
@@ -42,22 +41,11 @@ class Plus(irnet.IRNet):
         self.notes, asks = {}, {"votes", "now", "back"} if self.tau < irnet.INF else {"back"}
         if self.started and asks & set(self.parts):
             sets = self.candidates.clone() if "now" in self.parts else self.before
-            n, device = len(sets), sets.device
-            drawn = torch.randperm(n, generator=self.generator, device=device)[:VOTERS] if n > VOTERS else None
-            unit = F.normalize(look(self.features).float(), dim=1)
-            self.voices = models.Neighbours(unit, drawn), sets, sets.float().mean(0)
+            self.voices = votes.Voices(look(self.features), sets, self.generator)
             if self.f is not None and len(self.epoch.curve) == self.e0 and self.tau < irnet.INF:
-                self.notes = tau.guarded(self, self.winners(), look(self.f))
+                self.notes = tau.guarded(self, self.voices.winners(), look(self.f))
             if "back" in self.parts:
-                self.take_back(self.winners(self.missing), weights)
-
-    def winners(self, missing: float | None = None, index: Tensor | None = None) -> Tensor:
-        """The neighbours' labels [B] of the samples index [B], all by default; missing: their sets are heard."""
-        if self.voices is None:
-            raise ValueError("begin_epoch comes before the first correction")
-        near, sets, usual = self.voices
-        share = votes.shares(near, sets, index)
-        return votes.heard(share, sets if index is None else sets[index], usual, missing)
+                self.take_back(self.voices.winners(self.missing), weights)
 
     @torch.no_grad()
     def take_back(self, winner: Tensor, weights: Tensor | None = None) -> None:
@@ -76,7 +64,9 @@ class Plus(irnet.IRNet):
     def correct(self, index, views, weights=None):
         """As IRNet's, and the neighbours must agree: their winner as a one-hot f passes Eq. 11 for every tau."""
         if {"votes", "now"} & set(self.parts) and self.tau < irnet.INF:
-            winner = self.winners(self.missing, index)  # of those alone that have their turn
+            if self.voices is None:
+                raise ValueError("begin_epoch comes before the first correction")
+            winner = self.voices.winners(self.missing, index)  # of those alone that have their turn
             views = [*views, F.one_hot(winner, self.candidates.shape[1]).float()]
         return super().correct(index, views, weights)
 

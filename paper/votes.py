@@ -1,17 +1,20 @@
 """What a sample's neighbours say of it by the sets that they were given (PALS). They are not fitted to its own set,
 as f(x) is, so that both together say more than f(x) alone.
 
-    share = votes.shares(models.Neighbours(unit), sets)  # how many of the neighbours have each label in their sets
-    winner = votes.heard(share, sets, usual, missing)    # the label, once a sample's own set is heard as well
+    voices = votes.Voices(features, sets)         # in each epoch anew
+    winner = voices.winners()                     # the neighbours' label of every sample
+    winner = voices.winners(missing, index)       # of some, once their own sets are heard as well
 """
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Generator, Tensor
 
 import models
 
+VOTERS = 10_000  # of more samples so many are drawn: else the votes would cost as much as the steps
 LEAST = 0.01  # of the neighbours, that a label stands for: one of a hundred
 
 
@@ -43,3 +46,18 @@ def heard(share: Tensor, own: Tensor, usual: Tensor, missing: float | None) -> T
     odds = missing / max(1 - missing, 1e-12) * size.clamp_min(1) / (own.shape[1] - size).clamp_min(1)  # [B, 1]
     beyond = (share - usual).clamp_min(LEAST)
     return torch.where(own, beyond, odds * beyond).argmax(1)
+
+
+class Voices:
+    """The votes of an epoch: features [N, D], sets [N, C]."""
+
+    def __init__(self, features: Tensor, sets: Tensor, generator: Generator | None = None):
+        n = len(sets)
+        drawn = torch.randperm(n, generator=generator, device=sets.device)[:VOTERS] if n > VOTERS else None
+        self.near, self.sets = models.Neighbours(F.normalize(features.float(), dim=1), drawn), sets
+        self.usual = sets.float().mean(0)
+
+    def winners(self, missing: float | None = None, index: Tensor | None = None) -> Tensor:
+        """The label [B] of each of the samples index [B], all by default; missing: their own sets are heard."""
+        share = shares(self.near, self.sets, index)
+        return heard(share, self.sets if index is None else self.sets[index], self.usual, missing)

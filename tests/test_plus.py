@@ -1,6 +1,7 @@
 """--irnet plus: votes, taking back and mixing, each against a loop or by hand; the real command."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from paper import baselines, plus, tau, votes
 
 
 def test_of_many_samples_a_part_is_drawn_to_vote_anew_in_each_epoch(monkeypatch):
-    monkeypatch.setattr(plus, "VOTERS", 20)
+    monkeypatch.setattr(votes, "VOTERS", 20)
     features, sets = features_and_sets()
     refine = plus.Plus(sets, 0.1, 40, parts=("votes",), e0=1, generator=torch.Generator().manual_seed(3))
     refine.end_epoch(0.5)
@@ -22,12 +23,12 @@ def test_of_many_samples_a_part_is_drawn_to_vote_anew_in_each_epoch(monkeypatch)
         refine.begin_epoch(lambda function: features)
         drawn.append(torch.randperm(40, generator=g)[:20].tolist())
         some = torch.tensor([5, 0, 33])
-        assert torch.equal(refine.winners(), refine.winners(index=torch.arange(40)))
-        assert torch.equal(refine.winners()[some], refine.winners(index=some))
-        for i, winner in enumerate(refine.winners().tolist()):
+        assert torch.equal(refine.voices.winners(), refine.voices.winners(index=torch.arange(40)))
+        assert torch.equal(refine.voices.winners()[some], refine.voices.winners(index=some))
+        for i, winner in enumerate(refine.voices.winners().tolist()):
             near = sorted((j for j in drawn[-1] if j != i), key=lambda j: -float(unit[i] @ unit[j]))[:15]
-            votes = [sum(bool(sets[j, k]) for j in near) for k in range(4)]
-            assert votes[winner] == max(votes)
+            counts = [sum(bool(sets[j, k]) for j in near) for k in range(4)]
+            assert counts[winner] == max(counts)
     assert set(drawn[0]) != set(drawn[1])
 
 
@@ -67,7 +68,7 @@ def test_a_label_is_moved_in_only_where_the_neighbours_agree():
     for parts, want in ((("votes",), [False, False, True]), (("back",), [True, True, True])):
         refine = refined(parts)
         winner = torch.tensor([0, 3, 2])  # one inside, another outside, the same
-        refine.winners = lambda missing, index, winner=winner: winner[index]
+        refine.voices = SimpleNamespace(winners=lambda missing, index, winner=winner: winner[index])
         flagged, label = refine.correct(torch.tensor([2, 1, 0]), [f, f])
         assert flagged.tolist() == want[::-1] and (label == 2).all()
         assert refine.candidates[:, 2].tolist() == want
@@ -193,7 +194,7 @@ def test_a_network_of_ones_own_gives_its_features():
     refine.end_epoch(0.5)
     refine.begin_epoch(lambda function: function(network, x))
     near = models.Neighbours(torch.nn.functional.normalize(network(x), dim=1))
-    assert torch.equal(refine.winners(), votes.shares(near, sets).argmax(1))
+    assert torch.equal(refine.voices.winners(), votes.shares(near, sets).argmax(1))
     with pytest.raises(ValueError, match="a function of your own"):
         models.features(network, x)
 
