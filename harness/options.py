@@ -80,8 +80,8 @@ GROUPS = {
         Option("preset", "released: the experiment as the authors' code has it", "ours", ("ours", "released")),
         Option("base", ", ".join(BASES), "pico"),
         Option("no_irnet", "the base alone: e0 is looked for, nothing is corrected", False),
-        Option("tau", "tau_epsilon of Eqs. 10-11, or auto (default: the table below; plus: auto)", None, "[0, 1)",
-               number),
+        Option("tau", "tau_epsilon of Eqs. 10-11; auto: found by itself from the held-out part, and neighbours vote "
+               "(default: the table below; plus: auto)", None, "[0, 1)", number),
         Option("irnet", "plus: with what came later; or a part of it; with --tau auto: votes. "
                "docs/beyond-the-paper.md", "paper", WINDS),
         Option("views", "extra views of Eqs. 11-12, weak or strong", "w", ("none", "w", "s", "ww", "ws", "ss")),
