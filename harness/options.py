@@ -80,7 +80,7 @@ GROUPS = {
         Option("preset", "released: the experiment as the authors' code has it", "ours", ("ours", "released")),
         Option("base", ", ".join(BASES), "pico"),
         Option("no_irnet", "the base alone: e0 is looked for, nothing is corrected", False),
-        Option("tau", "tau_epsilon of Eqs. 10-11; auto: found by itself from the held-out part, and neighbours vote "
+        Option("tau", "tau_epsilon of Eqs. 10-11; auto: found by itself, from held-out sets and neighbours "
                "(default: the table below; plus: auto)", None, "[0, 1)", number),
         Option("irnet", "plus: with what came later; or a part of it; with --tau auto: votes. "
                "docs/beyond-the-paper.md", "paper", WINDS),
