@@ -29,14 +29,22 @@ def left(margins: Tensor, missing: float) -> float:
     return min(1.0, max(0.0, -float(margins.float().kthvalue(count).values))) if count > 0 else INF
 
 
-def retuned(refine: IRNet, margins: Tensor, missing: tuple[float, float], expected: float | None = None) -> float:
+def retuned(
+    refine: IRNet,
+    margins: Tensor,
+    missing: tuple[float, float],
+    expected: float | None = None,
+    by_chance: bool = True,
+) -> float:
     """The tau of the next epoch, after one with these margins [B]. missing, of 1: the interval of how many samples
     lack their truth; nan: nobody knows. Once inf, always inf: all are corrected, or it is forbidden. expected: the
-    accuracy that the network expects of itself at e0, for `guarded`."""
+    accuracy that the network expects of itself at e0, for `guarded`. by_chance: whether wrong candidates came about
+    by chance; where they go with the class, the odds of one outside mean nothing: the neighbours decide alone."""
     low, high = missing
     if math.isnan(high) or refine.tau == INF:
         return refine.tau
-    refine.missing, refine.expected = (low + high) / 2, expected  # for the votes, and for whether to ask for them
+    refine.missing = (low + high) / 2 if by_chance else None  # for the neighbours' votes
+    refine.expected = expected  # for whether to ask for them
     return left(margins, high - float((refine.corrected_at > 0).float().mean()))
 
 
@@ -44,7 +52,9 @@ def after_epoch(refine: IRNet, rows: list[dict], margins: Tensor) -> None:
     """In a run, from e0 on: sets the tau of the next epoch, and notes it in the last of the rows."""
     at_e0 = next(row for row in rows if "noise_estimate" in row)
     estimate, expected = at_e0["noise_estimate"], at_e0.get("expected")
-    refine.tau = rows[-1]["next_tau"] = retuned(refine, margins, (estimate["low"], estimate["high"]), expected)
+    by_chance = estimate.get("model", "random") == "random" and estimate.get("fits", True)  # of one's own data
+    missing = estimate["low"], estimate["high"]
+    refine.tau = rows[-1]["next_tau"] = retuned(refine, margins, missing, expected, by_chance)
 
 
 def guarded(refine, winner: Tensor, f: Tensor) -> dict:

@@ -49,11 +49,31 @@ def test_what_was_moved_in_is_no_longer_missing():
     taus = torch.tensor([0.5] * 6 + [-0.5, -0.25, -0.125, -0.0625])
     assert tau.retuned(refine, taus, (0.1, 0.5)) == 0.125  # three of ten are left
     assert refine.missing == pytest.approx(0.3)
+    tau.retuned(refine, taus, (0.1, 0.5), by_chance=False)
+    assert refine.missing is None  # the neighbours decide alone
     refine.corrected_at[:6] = 4
     refine.tau = tau.retuned(refine, taus, (0.1, 0.5))
     assert refine.tau == math.inf
     refine.corrected_at[:] = 0
     assert tau.retuned(refine, taus, (0.1, 0.5)) == math.inf  # what was forbidden once stays so
+
+
+@pytest.mark.parametrize(
+    ("known", "missing"),
+    [
+        ({}, 0.2),  # a dataset with a name: made by chance
+        (dict(model="random", fits=True), 0.2),
+        (dict(model="random", fits=False), None),
+        (dict(model="classes", fits=True), None),
+        (dict(model="votes", fits=True), None),
+    ],
+)
+def test_own_sets_are_heard_where_wrong_candidates_came_by_chance(known, missing):
+    refine = irnet.IRNet(torch.ones(10, 3, dtype=torch.bool), 0.0)
+    rows = [{}, dict(noise_estimate=dict(low=0.1, high=0.3) | known, expected=0.7), {}]
+    tau.after_epoch(refine, rows, torch.linspace(-0.5, 0.4, 10))
+    assert refine.missing == (missing and pytest.approx(missing))
+    assert refine.expected == 0.7 and refine.tau == rows[2]["next_tau"] == pytest.approx(0.3)
 
 
 def test_nobody_knows_how_many_are_missing_from_full_sets():
