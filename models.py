@@ -277,7 +277,8 @@ class Neighbours:
         of = torch.arange(len(self.z), device=self.z.device) if of is None else of
         k, who, similar = min(k, len(self.others) - 1), [], []
         for rows in of.split(max(1, MOST // len(self.others))):
-            cosine = self.z[rows] @ self.columns
+            with torch.autocast(self.z.device.type, enabled=False):
+                cosine = self.z[rows] @ self.columns
             cosine.scatter_add_(1, self.place[rows, None], self.away[rows, None])  # not itself
             values, index = cosine.topk(k, 1)
             who.append(self.others[index])

@@ -1,7 +1,8 @@
 """What do different choices after e0 make of the same run? `python -m paper branches`
 
 A setting (base, q, eta, seed) is trained once to e0: the trunk. From its state every choice goes on to the last
-epoch: a branch, which ends where the train.py run of that choice ends, to the last bit, for two thirds of its time.
+epoch: a branch, which ends where the train.py run of that choice ends, to the last bit, for two thirds of its time
+(with one's own data train.py asks the noise report besides).
 So a threshold that no user can know (the best of a grid), --tau auto and the parts of --irnet plus are compared
 with each other. Branches that the file has already are left out: it may be stopped and started again.
 """

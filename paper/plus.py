@@ -7,7 +7,7 @@
 votes: the neighbours' votes on the sets as they were given (PALS) are one more f in Eqs. 10 to 12. A sample's own
     set has no vote, so that they are not fitted to it, as f(x) is by then; with --tau auto it is heard besides
     (paper/votes.py). now: with the sets as they are by now.
-back: a set whose label moved in is no longer the neighbours' is again as it was given.
+back: a set whose label moved in is no longer their winner is again as it was given.
 mix: cross entropy on pairs of images mixed with their label weights (PiCO+, ALIM), ramped up after e0.
 Give features(network, x) [N, D] for a network not of models.py; f(network, x), Eq. 4's, for --tau auto's guard.
 """
@@ -34,10 +34,13 @@ class Plus(irnet.IRNet):
         self.parts, self.generator, self.f, self.features = parts, generator, f, features or models.features
         self.before, self.notes = candidates.clone(), {}  # notes: of the epoch, for its row
         self.voices = None  # of the epoch
-        self.missing = self.expected = None  # --tau auto's at e0: what may be missing, the accuracy expected
+        self.missing = self.expected = (
+            None  # --tau auto's at e0: the share missing, None: unheard; the accuracy expected
+        )
 
     def begin_epoch(self, look, weights: Tensor | None = None) -> None:
         """Before an epoch; look(function) -> function(network, x) of all plain training images x."""
+        self.voices = None  # those of the epoch before need not lie beside the new ones
         self.notes, asks = {}, {"votes", "now", "back"} if self.tau < irnet.INF else {"back"}
         if self.started and asks & set(self.parts):
             sets = self.candidates.clone() if "now" in self.parts else self.before

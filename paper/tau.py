@@ -6,8 +6,8 @@
 
 How many: the sets of the held-out samples say how many true labels may be missing at the most, and labels are moved
 in until as many samples are corrected, those of the smallest margins first. Which: where neighbours vote
-(paper/plus.py), a missing truth must be more probable than one in the set. Whether at all: they and the network
-must know something at e0.
+(paper/plus.py) and wrong candidates came by chance, a missing truth must be more probable than one in the set.
+Whether at all: they and the network must know something at e0.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def retuned(
     by_chance: bool = True,
 ) -> float:
     """The tau of the next epoch, after one with these margins [B]. missing, of 1: the interval of how many samples
-    lack their truth; nan: nobody knows. Once inf, always inf: all are corrected, or it is forbidden. expected: the
-    accuracy that the network expects of itself at e0, for `guarded`. by_chance: whether wrong candidates came about
-    by chance; where they go with the class, the odds of one outside mean nothing: the neighbours decide alone."""
+    lack their truth; nan or None: nobody knows. Once inf, always inf: all are corrected, or it is forbidden.
+    expected: the accuracy that the network expects of itself at e0, for `guarded`. by_chance: whether wrong
+    candidates came about by chance; else the odds of a label outside mean nothing: the neighbours decide alone."""
     low, high = missing
-    if math.isnan(high) or refine.tau == INF:
+    if refine.tau == INF or high is None or math.isnan(high):
         return refine.tau
     refine.missing = (low + high) / 2 if by_chance else None  # for the neighbours' votes
     refine.expected = expected  # for whether to ask for them
@@ -52,7 +52,9 @@ def after_epoch(refine: IRNet, rows: list[dict], margins: Tensor) -> None:
     """In a run, from e0 on: sets the tau of the next epoch, and notes it in the last of the rows."""
     at_e0 = next(row for row in rows if "noise_estimate" in row)
     estimate, expected = at_e0["noise_estimate"], at_e0.get("expected")
-    by_chance = estimate.get("model", "random") == "random" and estimate.get("fits", True)  # of one's own data
+    # of one's own data the report looked at which candidates go together, but for those of very many classes
+    looked = estimate.get("fits") and estimate.get("together") is not None
+    by_chance = "model" not in estimate or estimate["model"] == "random" and bool(looked)
     missing = estimate["low"], estimate["high"]
     refine.tau = rows[-1]["next_tau"] = retuned(refine, margins, missing, expected, by_chance)
 

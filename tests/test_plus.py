@@ -96,7 +96,9 @@ def test_the_neighbours_are_asked_in_each_epoch_and_not_before():
         refined(("votes",)).correct(torch.arange(3), [f, f])
     refine = refined(("votes",))
     refine.tau = math.inf  # nothing is to be moved: nobody is asked
+    refine.voices = object()
     refine.begin_epoch(None)
+    assert refine.voices is None  # and nothing is kept
     assert not refine.correct(torch.arange(3), [f, f])[0].any()
 
 

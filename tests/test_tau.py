@@ -9,7 +9,7 @@ import torch
 import irnet
 import train
 from conftest import TOY, goes_on_as, rows, summary
-from harness import options
+from harness import folder, options
 from paper import tau
 
 
@@ -62,8 +62,9 @@ def test_what_was_moved_in_is_no_longer_missing():
     ("known", "missing"),
     [
         ({}, 0.2),  # a dataset with a name: made by chance
-        (dict(model="random", fits=True), 0.2),
-        (dict(model="random", fits=False), None),
+        (dict(model="random", fits=True, together=1.2), 0.2),
+        (dict(model="random", fits=True, together=None), None),  # too many classes to look
+        (dict(model="random", fits=False, together=9.0), None),
         (dict(model="classes", fits=True), None),
         (dict(model="votes", fits=True), None),
     ],
@@ -79,6 +80,9 @@ def test_own_sets_are_heard_where_wrong_candidates_came_by_chance(known, missing
 def test_nobody_knows_how_many_are_missing_from_full_sets():
     refine = irnet.IRNet(torch.ones(4, 3, dtype=torch.bool), 0.0)
     assert tau.retuned(refine, torch.zeros(4), (math.nan, math.nan)) == refine.tau == 0
+    rows = [dict(noise_estimate=folder.plain(dict(eta=math.nan, low=math.nan, high=math.nan)))]  # as in a run
+    tau.after_epoch(refine, rows, torch.zeros(4))
+    assert rows[0]["next_tau"] == refine.tau == 0
 
 
 @pytest.mark.parametrize(("base", "stopped"), [("proden", 10), ("pico", 9)])

@@ -37,6 +37,15 @@ def test_neighbours_among_some_against_a_loop(monkeypatch):
                 assert cosine == pytest.approx([float(z[i] @ z[j]) for j in near], abs=1e-6)
 
 
+def test_half_precision_around_it_changes_nothing():
+    """A loop of one's own may wrap its step in autocast."""
+    z = torch.nn.functional.normalize(features_and_sets()[0], dim=1)
+    near = models.Neighbours(z)
+    with torch.autocast("cpu", torch.bfloat16):
+        who, similar = near.nearest(5)
+    assert torch.equal(who, near.nearest(5)[0]) and torch.equal(similar, near.nearest(5)[1])
+
+
 @pytest.mark.parametrize(
     ("n", "classes", "k"), [(1437, 10, 96), (8000, 10, 100), (60, 10, 15), (9, 3, 8), (900, 20, 30)]
 )
