@@ -34,9 +34,8 @@ class Plus(irnet.IRNet):
         self.parts, self.generator, self.f, self.features = parts, generator, f, features or models.features
         self.before, self.notes = candidates.clone(), {}  # notes: of the epoch, for its row
         self.voices = None  # of the epoch
-        self.missing = self.expected = (
-            None  # --tau auto's at e0: the share missing, None: unheard; the accuracy expected
-        )
+        self.missing = None  # --tau auto's: the share of missing truths; None: own sets are not heard
+        self.expected = None  # and the accuracy that the network expected of itself at e0
 
     def begin_epoch(self, look, weights: Tensor | None = None) -> None:
         """Before an epoch; look(function) -> function(network, x) of all plain training images x."""
