@@ -265,10 +265,10 @@ class Neighbours:
         everyone = torch.arange(len(z), device=z.device)
         self.z, self.others = z, everyone if among is None else among
         self.columns = (z if among is None else z[among]).T
-        self.place, self.away = (
-            torch.zeros_like(everyone),
-            z.new_zeros(len(z)),
-        )  # each one's among them; its penalty
+        self.place = torch.zeros_like(everyone)  # of each sample among the others
+        self.away = z.new_zeros(
+            len(z)
+        )  # added there, so that nobody is nearest to itself; 0 where it is not among them
         self.place[self.others], self.away[self.others] = everyone[: len(self.others)], -4.0
 
     def nearest(self, k: int, of: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -52,9 +52,11 @@ def after_epoch(refine: IRNet, rows: list[dict], margins: Tensor) -> None:
     """In a run, from e0 on: sets the tau of the next epoch, and notes it in the last of the rows."""
     at_e0 = next(row for row in rows if "noise_estimate" in row)
     estimate, expected = at_e0["noise_estimate"], at_e0.get("expected")
-    # of one's own data the report looked at which candidates go together, but for those of very many classes
-    looked = estimate.get("fits") and estimate.get("together") is not None
-    by_chance = "model" not in estimate or estimate["model"] == "random" and bool(looked)
+    by_chance = "model" not in estimate  # a dataset with a name: its sets were made so
+    if (
+        estimate.get("model") == "random"
+    ):  # the noise report's of one's own; it does not look where classes are many
+        by_chance = estimate["fits"] and estimate.get("together") is not None
     missing = estimate["low"], estimate["high"]
     refine.tau = rows[-1]["next_tau"] = retuned(refine, margins, missing, expected, by_chance)
 
