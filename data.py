@@ -367,3 +367,8 @@ class FeatureViews:
         drawn = torch.randn(x.shape, generator=self.generator, device=x.device)
         part = self.part(len(x))
         return torch.addcmul(x[part], drawn[part], self.deviation, value={"w": 1, "s": 2}[kind])
+
+
+def views_of(d: Dataset, generator: Generator, part, noise: float, **strength: float) -> ImageViews | FeatureViews:
+    """Those of a dataset, drawn by this generator."""
+    return FeatureViews(generator, noise, d.std, part) if d.features else ImageViews(generator, part, **strength)

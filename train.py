@@ -40,6 +40,7 @@ class Learner:
     refine: irnet.IRNet
     optimizer: torch.optim.Optimizer
     views: data.ImageViews | data.FeatureViews
+    augmented: data.ImageViews | data.FeatureViews  # A(x), by numbers of its own: looking leaves the base as it is
     extra: str  # the extra views of Eqs. 11 and 12: a letter each, w weak, s strong
     share: float  # of a batch, that is looked at under them: the samples of the smallest margins
     always: bool  # whether all are, in every epoch, as the release does
@@ -64,9 +65,9 @@ def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
         raise InputError(f"--batch-size {c.batch_size} is more than the {left} training images: lower it")
     samples = data.Samples(dataset, before, held, seeded, device, on_host=c.data_device == "host")
 
-    # torch's generator makes the weights; one on the device draws all the rest.
+    # torch's generator makes the weights; on the device one draws for the base, one for IRNet.
     torch.manual_seed(ranks.stream(c.seed, 1))
-    generator = torch.Generator(device).manual_seed(ranks.stream(c.seed, 2))
+    generator, own = (torch.Generator(device).manual_seed(ranks.stream(c.seed, k)) for k in (2, 4))
     shape = dict(arch=c.arch, pair=c.base == "dividemix") | dataset.shape
     queue = dict(queue_size=c.queue, key_momentum=c.key_momentum, prototype_momentum=c.prototype_momentum)
     network = models.build(**shape, pico=queue if c.base in options.PICO_FAMILY else None).to(device)
@@ -78,7 +79,7 @@ def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
     if c.irnet != "paper":
         from paper import plus
 
-        refine = plus.make(c.irnet, base, c.tau_auto, generator, samples.candidates, c.tau, c.epochs, **e0, **how)
+        refine = plus.make(c.irnet, base, c.tau_auto, own, samples.candidates, c.tau, c.epochs, **e0, **how)
     if c.record_views:
         models.record_views(network)
         base.newest = True
@@ -91,10 +92,9 @@ def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
         models.compile_backbones(network)
     part = (lambda rows: slice(None)) if base.mixes else ranks.part
     flip = 0.5 * (dataset.images.shape[1] == 3) if c.flip == "auto" else c.flip
-    views = data.ImageViews(generator, part, crop=c.crop, flip=flip)
-    views = data.FeatureViews(generator, c.feature_noise, dataset.std, part) if dataset.features else views
+    views = [data.views_of(dataset, g, part, c.feature_noise, crop=c.crop, flip=flip) for g in (generator, own)]
     return Learner(
-        ranks.spread(network, parts=not base.mixes), shape, base, refine, optimizer, views,
+        ranks.spread(network, parts=not base.mixes), shape, base, refine, optimizer, *views,
         "" if c.views == "none" else c.views, 1.0 if c.views_all or c.record_views else c.views_share,
         c.record_views, c.batch_size, device, precision, c.irnet != "paper", c.open_set == "drop",
     ), samples  # fmt: skip
@@ -207,9 +207,9 @@ def look_again(learner: Learner, x: Tensor, tau: Tensor) -> tuple[Tensor, list[T
     room = min(len(x), ranks.size() * math.ceil(learner.share * len(x) / ranks.size()))
     whole = room == len(x)
     near = torch.arange(len(x), device=x.device) if whole else tau.topk(room, largest=False).indices
-    augmented = [learner.views.view(kind, x if whole else x[near]) for kind in learner.extra]  # A(x)
+    a_x = [learner.augmented.view(kind, x if whole else x[near]) for kind in learner.extra]  # A(x)
     with learner.precision.autocast():
-        return near, [learner.base.look(learner.network, z, recorded=not whole) for z in augmented]
+        return near, [learner.base.look(learner.network, z, recorded=not whole) for z in a_x]
 
 
 def train_epoch(

@@ -60,10 +60,16 @@ def _digest(content) -> bytes:
 def state_of(learner, samples, fingerprint: str) -> dict:
     """All that the next epoch depends on."""
     parts = {name: getattr(learner, name).state_dict() for name in PARTS}
-    randomness = dict(generator=learner.views.generator.get_state(), torch_generator=torch.get_rng_state())
+    randomness = {name: views.generator.get_state() for name, views in _drawing(learner).items()}
+    randomness |= dict(torch_generator=torch.get_rng_state())
     split = dict(before=samples.before, held_out=samples.held_out, pool=samples.pool)
     split |= {} if samples.p_outside is None else dict(p_outside=samples.p_outside)
     return parts | randomness | dict(data=fingerprint, said=samples.dataset.said) | split
+
+
+def _drawing(learner) -> dict:
+    """What draws on the device, by the name of its state."""
+    return dict(generator=learner.views, irnet_generator=learner.augmented)
 
 
 def restore(state: dict, learner, samples, fingerprint: str) -> tuple[list[dict], list[dict]]:
@@ -76,6 +82,8 @@ def restore(state: dict, learner, samples, fingerprint: str) -> tuple[list[dict]
     samples.p_outside = state["p_outside"].to(learner.device) if "p_outside" in state else None
     for name in PARTS:
         getattr(learner, name).load_state_dict(state.get(name, {}))
-    learner.views.generator.set_state(state["generator"].cpu())
+    for name, views in _drawing(learner).items():
+        if name in state:  # older checkpoints have the first alone
+            views.generator.set_state(state[name].cpu())
     torch.set_rng_state(state["torch_generator"].cpu())
     return json.loads(state["rows"]), json.loads(state.get("histograms", "[]"))

@@ -58,7 +58,10 @@ def same_run(one, two) -> bool:
     every bit."""
     states = [torch.load(Path(folder) / "checkpoint.pt", weights_only=True) for folder in (one, two)]
     parts = [state["network"] | state["base"] | state["optimizer"]["state"] for state in states]
-    kept = [{key: state[key] for key in ("generator", "torch_generator", "histograms")} for state in states]
+    kept = [
+        {key: state[key] for key in ("generator", "irnet_generator", "torch_generator", "histograms")}
+        for state in states
+    ]
     a, b = (_flat(part | more) for part, more in zip(parts, kept, strict=True))
     with np.load(Path(one) / "candidates.npz") as c, np.load(Path(two) / "candidates.npz") as d:
         sets = all(np.array_equal(c[k], d[k]) for k in c.files)

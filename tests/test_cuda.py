@@ -65,7 +65,7 @@ def setup(base: str, arch: str, extra: str) -> tuple[train.Learner, data.Samples
     optimizer = torch.optim.SGD(trained, 0.1, momentum=0.9, foreach=True)
     # a part of the batch is looked at again, or all of it
     again = dict(extra=extra, share=0.5 if arch == "cnn" else 1.0, always=False)
-    more = dict(views=data.ImageViews(), batch_size=BATCH, device=samples.device)
+    more = dict(views=data.ImageViews(), augmented=data.ImageViews(), batch_size=BATCH, device=samples.device)
     parts = dict(network=network, shape=shape, base=method, refine=refine, optimizer=optimizer)
     return train.Learner(**parts, **again, **more, precision=ranks.Precision("bf16", samples.device)), samples
 

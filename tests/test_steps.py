@@ -104,9 +104,10 @@ class Twin:
         self.w = [start(S) for S in self.S] if start else None
         self.at, self.to = [0] * TRAIN, [-1] * TRAIN
         self.momentum = {}
-        generator = torch.Generator()
-        generator.set_state(learner.views.generator.get_state())
-        self.views = data.ImageViews(generator, crop=CROP, flip=FLIP)
+        self.views, self.augmented = (
+            data.ImageViews(v.generator.clone_state(), crop=CROP, flip=FLIP)
+            for v in (learner.views, learner.augmented)
+        )
         if base == "pico":
             self.prototypes = [torch.zeros(128) for _ in range(C)]
             self.queue = deque((v, -1) for v in self.net.queue)
@@ -171,7 +172,7 @@ class Twin:
         if self.corrects or more.get("record_views"):  # by the network and the prototypes that gave f
             room = math.ceil(more.get("views_share", 1) * BATCH)
             near = sorted(near, key=lambda b: tau[b])[:room] if room < BATCH else near
-            f_z = [self.f(self.views.view(kind, x[near]), room < BATCH) for kind in more.get("views", "w")]
+            f_z = [self.f(self.augmented.view(kind, x[near]), room < BATCH) for kind in more.get("views", "w")]
         with torch.no_grad():  # SGD
             for name, p, g in zip(names, values, gradients, strict=True):
                 g = g + DECAY * p

@@ -103,6 +103,18 @@ def test_no_irnet_looks_for_e0_and_corrects_nothing():
     assert train.main([*argv, "--out", "with"]) == 0 and summary("with")["corrections"] > 0
 
 
+@pytest.mark.parametrize("base, irnet", [("pico", "paper"), ("cc", "paper"), ("lwc", "votes"), ("proden", "back")])
+def test_looking_without_moving_leaves_the_base_as_it_is(base, irnet):
+    """IRNet draws its extra views by numbers of its own: what is moved is all that tells a run from its base."""
+    argv, ends = [*TOY, "--base", base, "--epochs", "5", "--e0", "2"], []
+    for name, more in (("alone", ["--no-irnet"]), ("looks", ["--tau", "0.99", "--views", "ws", "--irnet", irnet])):
+        assert train.main([*argv, *more, "--out", name]) == 0
+        ends.append(torch.load(f"{name}/model.pt", weights_only=True))
+    assert summary("looks")["corrections"] == 0 and summary("looks")["e0"] == 2
+    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
+    assert rows("looks")[-1]["loss"] == rows("alone")[-1]["loss"]
+
+
 def test_a_run_too_short_for_e0_says_so_at_once(capsys):
     for more, said in (([], True), (["--e0", "1"], False), (["--no-irnet"], False)):
         argv = [*TOY, "--base", "cc", "--epochs", "2", *more, "--out", f"r{len(more)}{said}"]
