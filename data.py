@@ -86,8 +86,8 @@ class Dataset:
         """Whether a network of this kind can take it."""
         if self.features and arch != "mlp":
             raise InputError(f"--arch {arch}: {name} has features, not images; use --arch mlp")
-        if arch == "cnn" and self.images.shape[-1] < 8:
-            raise InputError(f"--arch cnn: {name} has images below 8x8; use --arch mlp, or --image-size 8")
+        if arch in ("cnn", "wide") and self.images.shape[-1] < 8:
+            raise InputError(f"--arch {arch}: {name} has images below 8x8; use --arch mlp, or --image-size 8")
 
     def fingerprint(self) -> str:
         """Of all labels and of as many images as 100 MB hold, to know the same data again."""

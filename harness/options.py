@@ -18,7 +18,7 @@ BASES = (*SIX, "mae", "mse", "sce", "gce", "plcr", "pico+", "alim", "pals", "sup
 PICO_FAMILY = ("pico", "pico+", "alim")  # two encoders, a queue, prototypes
 WITHOUT_IRNET = ("pico+", "alim", "pals", "supervised", "dividemix")  # noise has another answer there, or none
 WITHOUT_WEIGHTS = ("cc", "log", "mae", "mse", "sce", "gce")  # of labels: nothing to mix with --irnet plus
-ARCHS, VALS, PLACES = ("resnet18", "narrow", "cnn", "mlp"), ("holdout", "test"), ("device", "host")
+ARCHS, VALS, PLACES = ("resnet18", "narrow", "cnn", "wide", "mlp"), ("holdout", "test"), ("device", "host")
 RULES, AMPS = ("auto", "smoothed", "knee", "paper"), ("auto", "bf16", "fp16", "off")
 VARIANTS = ("published", "released")
 OPEN_SETS = ("off", "keep", "drop")
@@ -41,9 +41,9 @@ class Option:
     P: object = None  # the preset of the large runs (ResNet-18), by where it is from: the paper,
     C: object = None  # the released code,
     O: object = None  # or us  # noqa: E741
-    small: object = None  # that of cnn and mlp; None: as the large runs
+    small: object = None  # that of cnn, wide and mlp; None: as the large runs
     narrow: object = None  # that of narrow; None: as the small ones
-    many: object = None  # that of cnn and mlp on the 60,000 images of KMNIST and Fashion; None: as the small ones
+    many: object = None  # theirs on the 60,000 images of KMNIST and Fashion; None: as the small ones
     count: object = None  # argparse's nargs
     kept: bool = True  # in config.json: it may change the result
 
@@ -112,7 +112,7 @@ GROUPS = {
         Option("prototype_momentum", "of the prototypes", None, "[0, 1)", C=0.99),
     ),
     "training": (
-        Option("arch", "backbone; the last three have their own presets", None, ARCHS, P="resnet18", small="cnn"),
+        Option("arch", "backbone; the last four have their own presets", None, ARCHS, P="resnet18", small="cnn"),
         Option("epochs", "passes over the training set", None, "[1, inf)", P=1000, small=40, narrow=32,
                many=32),
         Option("batch_size", "samples a step", None, "[2, inf)", C=128, small=64, narrow=128),
@@ -358,18 +358,18 @@ def changed(c, features: bool = False) -> dict:
 
 def preset_table() -> str:
     """The presets for --help."""
-    columns = PRESETS | {"cnn there": MANY | dict(proto_start=0), "narrow": NARROW, "cnn, mlp": SMALL}
+    columns = PRESETS | {"there": MANY | dict(proto_start=0), "narrow": NARROW, "elsewhere": SMALL}
     rows = {name: [str(column[name]).strip("()") for column in columns.values()] for name in LARGE}
     tau = [f"  {name:9s} q = {q:<5} {str(row)[1:-1]}" for name, t in TAU.items() for q, row in t.items()]
     return "\n".join([
-        "defaults by dataset; with --arch narrow, cnn or mlp the last columns: cnn and mlp on kmnist and fashion",
-        "(there), narrow everywhere, cnn and mlp elsewhere. The letters say where the values of the large runs are",
-        "from: P the paper, C the released code, O ours, as all of digits and of the last columns. One's own data:",
-        "as the last column; resnet18 on them as on cifar10, on digits with 40 epochs. On kmnist and fashion",
-        "--proto-start is 0 with every network.\n",
+        "defaults by dataset; with another --arch the last columns: cnn, wide and mlp on kmnist and fashion",
+        "(there), narrow everywhere, cnn, wide and mlp elsewhere. The letters say where the values of the large",
+        "runs are from: P the paper, C the released code, O ours, as all of digits and of the last columns. One's",
+        "own data: as the last column; resnet18 on them as on cifar10, on digits with 40 epochs. On kmnist and",
+        "fashion --proto-start is 0 with every network.\n",
         " " * 25 + "".join(name.rjust(11) for name in columns),
         *(f"  {OPTIONS[k].source} {flag(k):21s}" + "".join(v.rjust(11) for v in row) for k, row in rows.items()),
         "\n--tau where f is pico's prototypes (C), for eta = 0.1, 0.2, 0.3; the nearest q and eta count:\n",
         *tau,
-        f"  narrow, cnn and mlp: {TAU_SMALL} (O); where f is the classifier: 0.3, from q = 0.4 on 0.2 (O)",
+        f"  small networks: {TAU_SMALL} (O); where f is the classifier: 0.3, from q = 0.4 on 0.2 (O)",
     ])  # fmt: skip

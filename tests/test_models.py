@@ -35,6 +35,16 @@ def test_backbones_shapes_and_stem(arch, channels, size):
         assert isinstance(stem.maxpool, nn.Identity)
 
 
+def test_wide_has_twice_the_channels_of_cnn():
+    cnn, wide = (models.build(arch, 1, 28, 10) for arch in ("cnn", "wide"))
+    shapes = [[tuple(p.shape) for p in net.parameters() if p.ndim == 4] for net in (cnn, wide)]
+    assert shapes[0] == [(32, 1, 3, 3), (64, 32, 3, 3), (128, 64, 3, 3)]
+    assert shapes[1] == [(64, 1, 3, 3), (128, 64, 3, 3), (256, 128, 3, 3)]
+    # 4 batch normalisations, the hidden layer and the classifier come to the convolutions
+    more = 2 * (64 + 128 + 256 + 256) + (256 * 9 + 1) * 256 + 257 * 10
+    assert models.parameter_count(wide) == 9 * (64 + 128 * 64 + 256 * 128) + more
+
+
 def test_narrow_is_a_residual_network_that_halves_three_times():
     net = models.build("narrow", 1, 28, 10).eval()
     *convolutions, top, _, _ = net.backbone  # stem and blocks, then Linear, BatchNorm, ReLU
