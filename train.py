@@ -54,7 +54,7 @@ class Learner:
 def prepare(c, dataset: data.Dataset) -> tuple[Learner, data.Samples]:
     """The training set and all that learns from it, the same for a seed."""
     device, n = torch.device(c.device), len(dataset.images)
-    dataset.check(c.arch, c.dataset)
+    dataset.check(c.arch, c.dataset, c.folds)
 
     # The candidate sets and the held-out part are drawn on the host: the same on every device.
     seeded = torch.Generator().manual_seed(c.seed)
@@ -202,12 +202,12 @@ def train_step(learner: Learner, index: Tensor, x: Tensor, labels: Tensor, corre
 
 
 def look_again(learner: Learner, x: Tensor, tau: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Which samples of the batch are looked at under augmentation, and their f(z). Only those that meet Eq. 10 can
-    be corrected: the smallest margins. Those that find no room have their turn in another epoch."""
+    """Who is looked at under augmentation, and f(z): the smallest margins can meet Eq. 10, the others later."""
     room = min(len(x), ranks.size() * math.ceil(learner.share * len(x) / ranks.size()))
     whole = room == len(x)
     near = torch.arange(len(x), device=x.device) if whole else tau.topk(room, largest=False).indices
-    a_x = [learner.augmented.view(kind, x if whole else x[near]) for kind in learner.extra]  # A(x)
+    with torch.random.fork_rng(devices=()):  # beside a card the host draws too, from torch's own generator
+        a_x = [learner.augmented.view(kind, x if whole else x[near]) for kind in learner.extra]  # A(x)
     with learner.precision.autocast():
         return near, [learner.base.look(learner.network, z, recorded=not whole) for z in a_x]
 

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+import augment
 import data
 import losses
 import train
 from conftest import SHARED, TOY, command, prepared, process, rows, run, same_run, stopping_at, summary, untimed
 from harness import options
+from paper import votes
 
 
 @pytest.mark.parametrize("arch", ["cnn", "mlp"])
@@ -104,8 +106,13 @@ def test_no_irnet_looks_for_e0_and_corrects_nothing():
 
 
 @pytest.mark.parametrize("base, irnet", [("pico", "paper"), ("cc", "paper"), ("lwc", "votes"), ("proden", "back")])
-def test_looking_without_moving_leaves_the_base_as_it_is(base, irnet):
-    """IRNet draws its extra views by numbers of its own: what is moved is all that tells a run from its base."""
+@pytest.mark.parametrize("beside_a_card", [False, True])
+def test_looking_without_moving_leaves_the_base_as_it_is(base, irnet, beside_a_card, monkeypatch):
+    """IRNet draws its extra views by numbers of its own: what is moved is all that tells a run from its base.
+    Beside a card the host draws from torch's own generator, of which there is one."""
+    monkeypatch.setattr(votes, "VOTERS", 150)  # so that they are drawn
+    if beside_a_card:
+        monkeypatch.setattr(augment, "_host_order", lambda n, generator: torch.randperm(n))
     argv, ends = [*TOY, "--base", base, "--epochs", "5", "--e0", "2"], []
     for name, more in (("alone", ["--no-irnet"]), ("looks", ["--tau", "0.99", "--views", "ws", "--irnet", irnet])):
         assert train.main([*argv, *more, "--out", name]) == 0
