@@ -40,10 +40,16 @@ class Likelihood:
 class Follows:
     """What both bases have: `likelihood` in place of the sets, and in it the labels that IRNet has moved in."""
 
-    def follow(self, votes: Votes) -> None:
+    def follow(self, votes: Votes, decided: Tensor | None = None) -> None:
+        """decided: bool [N, C], what a person decided on."""
         self.votes, self.given = Likelihood(votes), self.candidates.clone()
-        self.likelihood = self.votes.start(self.weights)
+        self.sure = None if decided is None else decided.any(1, keepdim=True).to(self.given.device)
+        self.likelihood = self.heard(self.votes.start(self.weights))
         self.weights = losses.uniform_weights(self.likelihood)
+
+    def heard(self, likelihood: Tensor) -> Tensor:
+        """Where a person decided, that alone counts."""
+        return likelihood if self.sure is None else torch.where(self.sure, self.given.to(likelihood), likelihood)
 
     def allowed(self, index: Tensor) -> Tensor:
         """[B, C]; a label moved in counts as much as the best."""
@@ -52,7 +58,8 @@ class Follows:
 
     def end_epoch(self, epoch: int, epochs: int) -> None:
         super().end_epoch(epoch, epochs)
-        self.likelihood.copy_(self.votes.of(self.weights))
+        self.weights /= self.weights.sum(1, keepdim=True)  # more than 1 where IRNet moved a label into a set
+        self.likelihood.copy_(self.heard(self.votes.of(self.weights)))
 
 
 class PRODEN(Follows, losses.PRODEN):
@@ -88,5 +95,5 @@ def make(name: str, dataset: Dataset, candidates: Tensor, more: dict) -> losses.
     if votes is None:
         raise InputError(f"--follow-votes: {dataset.name} has sets, no votes to follow")
     base = BASES[name](candidates, **more)
-    base.follow(votes)
+    base.follow(votes, dataset.decided)
     return base

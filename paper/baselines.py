@@ -144,7 +144,8 @@ class PiCOPlus(PiCO):
                 rows = torch.ones(len(q), device=q.device)
                 if self.nearest:
                     # the release counts the sample itself among its k nearest, then leaves it out
-                    near = log_prob.masked_fill(itself, -math.inf).topk(self.neighbours - 1, 1).indices
+                    most = min(self.neighbours - 1, log_prob.shape[1] - 1)
+                    near = log_prob.masked_fill(itself, -math.inf).topk(most, 1).indices
                     near = torch.zeros_like(itself).scatter(1, near, True)
                     positive = torch.where(reliable[:, None], positive, near | own_key)
                     rows = torch.where(reliable, 0.5, 0.1)
@@ -349,7 +350,10 @@ def make(c, dataset, candidates: Tensor, pico: dict, generator: Generator, seede
     options |= dict.fromkeys(("mae", "mse", "sce"), dict(form=c.form))
     options["pals"] = dict(generator=generator, epochs=c.epochs)
     if c.base in ("supervised", "dividemix"):
-        one = one_label(dataset.votes, candidates.cpu(), seeded).to(candidates.device)
+        votes, decided = dataset.votes, dataset.decided
+        if votes is not None and decided is not None:  # by a person: no other label counts
+            votes = torch.where(decided.any(1, keepdim=True), decided * (votes + 1), votes)
+        one = one_label(votes, candidates.cpu(), seeded).to(candidates.device)
         options = dict(supervised=dict(labels=one))
         options["dividemix"] = dict(labels=one, generator=generator, epochs=c.epochs, warm=warm)
     return METHODS[c.base](candidates, **options.get(c.base, {}))

@@ -124,6 +124,23 @@ def test_one_candidate_is_any_of_them():
     assert count[1] == 0 and (count[[0, 2, 3]] - 1000).abs().max() < 100
 
 
+def test_picoplus_with_less_to_contrast_with_than_neighbours():
+    argv = [*TOY, *"--base pico+ --no-irnet --queue 4 --batch-size 4 --epochs 9 --limit-train 40 --out r".split()]
+    assert train.main(argv) == 0
+
+
+def test_one_label_is_the_decided_one():
+    votes = torch.tensor([[2, 1, 0], [2, 1, 0], [0, 1, 2]])
+    decided = torch.tensor([[False, False, True], [False] * 3, [True, True, False]])  # one; nobody did; two
+    sets = torch.where(decided.any(1, keepdim=True), decided, votes > 0)
+    c = SimpleNamespace(
+        dataset="own", base="supervised", epochs=4, queue=8, variant="published", eta=0.3, form="average"
+    )
+    for given, want in ((decided, [2, 0, 1]), (None, [0, 0, 2])):
+        d = SimpleNamespace(votes=votes, decided=given)
+        assert baselines.make(c, d, sets, {}, None, None).labels.tolist() == want
+
+
 def test_supervised():
     base = baselines.Supervised(S, labels=torch.tensor([1]))
     assert base.loss(Fixed(P), [None], torch.tensor([0]))[0].item() == pytest.approx(-math.log(0.3), abs=1e-6)

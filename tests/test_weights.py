@@ -84,6 +84,32 @@ def test_pico_takes_the_label_that_network_and_votes_make_most_probable():
     assert torch.equal(even.best(probs, even.candidates), losses.PiCO.best(even, probs, even.candidates))
 
 
+@pytest.mark.parametrize("kind", [weights.PRODEN, weights.PiCO])
+def test_what_a_person_decided_is_all_that_counts(kind):
+    _, said, votes = two_people()
+    decided = torch.zeros(60, 3, dtype=torch.bool)
+    nobody = torch.tensor([next(k for k in range(3) if k not in row) for row in said[:5]])  # what nobody voted for
+    decided[torch.arange(5), nobody] = True
+    base = kind(torch.where(decided.any(1, keepdim=True), decided, votes.counts() > 0))
+    base.follow(votes, decided)
+    for _ in range(2):
+        assert torch.equal(base.weights[:5], decided[:5].float())
+        assert torch.equal(base.allowed(torch.arange(5)), decided[:5].float())
+        base.end_epoch(1, 4)
+    assert (base.allowed(torch.arange(5, 60)) > 0).all()
+
+
+def test_weights_sum_to_one_again_where_a_label_was_moved_in():
+    _, _, votes = two_people()
+    base = weights.PRODEN(votes.counts() > 0)
+    base.follow(votes)
+    base.weights[3] *= 1.2
+    ratio = base.weights[3] / base.weights[3].sum()
+    base.end_epoch(1, 4)
+    torch.testing.assert_close(base.weights.sum(1), torch.ones(60))
+    torch.testing.assert_close(base.weights[3], ratio)
+
+
 def crowd_file() -> None:
     x, y = features(400)
     rng = np.random.RandomState(3)
@@ -91,6 +117,13 @@ def crowd_file() -> None:
     np.savez("v.npz", x_train=x[:320], y_train=y[:320], annotators=said[:320], x_test=x[320:], y_test=y[320:])
     sets = np.eye(8, dtype=bool)[y[:320]]
     np.savez("s.npz", x_train=x[:320], y_train=y[:320], candidates=sets, x_test=x[320:], y_test=y[320:])
+
+
+@pytest.mark.parametrize(("more", "said"), [([], True), (["--tau", "0.3"], False), (["--no-irnet"], False)])
+def test_without_a_held_out_part_the_guard_says_that_it_cannot_look(more, said, capsys):
+    crowd_file()
+    assert train.main([*"--dataset v.npz --base cc --epochs 2 --e0 1 --val test --out r".split(), *more]) == 0
+    assert ("guard cannot look" in capsys.readouterr().out) is said
 
 
 @pytest.mark.parametrize("base", ["proden", "pico"])
