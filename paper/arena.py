@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import statistics
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy as np
 
 import data
 from harness import InputError, Parser, nearest
-from paper import battery
+from paper import battery, tables
 from paper.grid import Grid
 
 TAUS = dict(proden=(0.0, 0.1, 0.2, 0.3, 0.5, 0.7), pico=(0.0, 0.002, 0.004, 0.01, 0.02, 0.04))
@@ -149,13 +150,13 @@ def deviation(values: list[float]) -> float:
 
 def table(results: dict[str, dict[str, tuple[list[float], float] | None]]):
     """Markdown. First: cells in which its mean is the highest; near: those in which it is first, or below the first
-    by no more than the larger of both deviations. Mean: over the cells that all methods of the table have."""
+    by no more than the larger of both deviations. Mean and CPU-seconds: over the cells that all methods have."""
     cells = [cell for cell in CELLS if any(row.get(cell) for row in results.values())]
     shared = [cell for cell in cells if all(row.get(cell) for row in results.values() if any(row.values()))]
     first, near = ({name: 0 for name in results} for _ in range(2))
     for cell in cells:
         have = {name: row[cell][0] for name, row in results.items() if row.get(cell) and "best tau" not in name}
-        if not have:
+        if len(have) < 2:  # nobody to win against
             continue
         top = max(have, key=lambda name: statistics.mean(have[name]))
         first[top] += 1
@@ -167,11 +168,9 @@ def table(results: dict[str, dict[str, tuple[list[float], float] | None]]):
     for name, row in results.items():
         if not any(row.values()):
             continue
-        shown = [
-            f"{statistics.mean(r[0]):.1f} ± {deviation(r[0]):.1f}" if (r := row.get(c)) else "-" for c in cells
-        ]
+        shown = [tables.cell(r[0]) if (r := row.get(c)) else "-" for c in cells]
         mean = f"{statistics.mean(statistics.mean(row[c][0]) for c in shared):.2f}" if shared else "-"
-        cost = statistics.mean(r[1] for r in row.values() if r)
+        cost = statistics.mean(row[c][1] for c in shared) if shared else math.nan
         wins = ["-", "-"] if "best tau" in name else [str(first[name]), str(near[name])]
         yield f"| {name} | {' | '.join([*shown, mean, *wins, f'{cost:.0f}'])} |"
 

@@ -21,11 +21,12 @@ import torch
 import data
 import irnet
 import train
-from harness import Parser, checkpoint
+from harness import InputError, Parser, checkpoint
 from harness.options import configure
 from paper import tau
-from paper.arena import TAUS, deviation
+from paper.arena import TAUS
 from paper.grid import lines_of
+from paper.tables import cell
 
 CHOICES = {
     "alone": "--no-irnet",
@@ -48,6 +49,8 @@ def choices_of(names: list[str], base: str) -> dict[str, list[str]]:
 
 def prepared(words: list[str]):
     c = configure([*words, "--threads", "1"])
+    if c.open_set != "off" or c.val == "test":  # they act where a branch has no hands
+        raise InputError("branches: --open-set and --val test do not go with it; run train.py")
     dataset = data.load(c.dataset, c.data, c.image_size or None, c.limit_train, c.limit_test)
     return c, *train.prepare(c, dataset)
 
@@ -100,7 +103,7 @@ def table(lines: list[dict]):
             ends.setdefault(line["choice"], []).append(100 * line["last"])
         fixed = {name: statistics.mean(values) for name, values in ends.items() if name.startswith("tau ")}
         best = max(fixed, key=fixed.get, default=None)
-        shown = [f"{statistics.mean(ends[n]):.1f} ± {deviation(ends[n]):.1f}" if n in ends else "-" for n in names]
+        shown = [cell(ends[n]) if n in ends else "-" for n in names]
         last = f"{fixed[best]:.1f} ({best[4:]})" if best else "-"
         yield f"| {base} {q:g} {eta:g} | {max(map(len, ends.values()))} | {' | '.join(shown)} | {last} |"
 
@@ -132,7 +135,8 @@ def main(argv: list[str]) -> int:
             if line is None:
                 begun = trunk(words) if begun is None else begun
                 if not begun:
-                    break  # e0 was not found
+                    print(f"{base} q {q:g} eta {eta:g} seed {seed}: e0 was not found; more --epochs", flush=True)
+                    break
                 line = key | dict(e0=begun["epoch"]) | branch([*words, *more], begun)
                 with path.open("a") as file:
                     file.write(json.dumps(line) + "\n")

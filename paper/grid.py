@@ -55,7 +55,7 @@ class Grid:
     """The runs that a table or figure asks for, each a train.py command with a folder of its own."""
 
     def __init__(self, scale: str, seeds: list[int], out: Path, data: str, more: list[str], preset: str = "ours"):
-        self.scale, self.seeds, self.data = scale, seeds, data
+        self.scale, self.seeds, self.data, self.preset = scale, seeds, data, preset
         self.folder = out / (scale if preset == "ours" else f"{scale}-{preset}")
         self.size = SCALES[scale]
         self.datasets, self.beside = self.size.datasets, self.size.beside

@@ -117,6 +117,8 @@ def scores(logits: Tensor, features: Tensor, candidates: Tensor) -> dict[str, Te
 def cell(words: list[str], d: data.Dataset, alien: Tensor) -> dict:
     """AUROC of every score at e0 and at the end, flags at e0, and the accuracy after each way to go on."""
     c = configure([*words, "--threads", "1"])
+    if c.tau_auto:
+        raise InputError("open-set: --tau auto and plus do not go with it; give --tau a number")
     learner, samples = train.prepare(c, d)
 
     def found() -> dict:

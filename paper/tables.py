@@ -50,6 +50,12 @@ def highest_of(values) -> float:
     return max((mean(each) for each in values if each), default=math.nan)
 
 
+def same_seeds(some: list[Path], others: list[Path]) -> bool:
+    """Whether two methods are finished for the same seeds: else their means are of unlike things."""
+    one, two = ([(folder / "summary.json").exists() for folder in folders] for folders in (some, others))
+    return one == two
+
+
 def cell(values: list[float], bold: bool = False) -> str:
     if not values:
         return "-"
@@ -104,9 +110,10 @@ def table2(grid):
                 cells = []
                 for q, eta in settings(grid, d):
                     ours = {i: read(asked[d, b, i, q, eta], key) for i in (False, True)}
-                    wins = mean(ours[irnet]) > mean(ours[not irnet])
+                    like = same_seeds(asked[d, b, True, q, eta], asked[d, b, False, q, eta])
+                    wins = like and mean(ours[irnet]) > mean(ours[not irnet])
                     better[key] += irnet and wins
-                    total += irnet and key == "best" and bool(ours[True] and ours[False])
+                    total += irnet and key == "best" and like and bool(ours[True])
                     theirs = PAPER["table2"][grid.beside[d]][b]["irnet" if irnet else "alone"]
                     theirs = theirs[printed.index((q, eta))][0]
                     cells.append(beside(cell(ours[irnet], wins), theirs, key))
@@ -256,6 +263,8 @@ def annotate_digits(path: Path) -> None:
 
 def noise(grid):
     """The noise rate estimated without any true label, beside the truth."""
+    if grid.preset == "released":
+        raise InputError("noise: --preset released holds nothing out to estimate from")
     dataset, qs = next(iter(grid.datasets.items()))
     asked = {(q, eta): grid.ask(dataset, "pico", True, q, eta) for q in qs for eta in (0.0, *ETAS)}
 

@@ -26,9 +26,9 @@ def test_the_table_by_hand(monkeypatch):
     }
     head, _, *rows = lines(results)
     assert head == ["method", "a", "b", "c", "mean", "first", "near", "CPU-seconds"]
-    # a: 91 and 90, both deviations sqrt(2); b: 80 and 75, deviations 0 and 7.1: near; c: one alone
+    # a: 91 and 90, both deviations sqrt(2); b: 80 and 75, deviations 0 and 7.1: near; c: one alone, no contest
     assert rows[0] == ["one", "91.0 ± 1.4", "80.0 ± 0.0", "-", "85.50", "2", "2", "20"]
-    assert rows[1] == ["two", "90.0 ± 1.4", "75.0 ± 7.1", "50.0 ± 0.0", "82.50", "1", "3", "10"]
+    assert rows[1] == ["two", "90.0 ± 1.4", "75.0 ± 7.1", "50.0", "82.50", "0", "2", "5"]
     assert rows[2][-4:] == ["99.00", "-", "-", "7"] and len(rows) == 3  # the oracle wins nothing
 
 
@@ -103,7 +103,7 @@ def test_the_command_runs_what_is_missing_and_writes_its_table(monkeypatch, caps
     assert [s["tau"] for s in got] == [0.3, 0.0, 0.9] and got[0]["cpu_seconds"] > 0
     best = max(got[1:], key=lambda s: s["last"])
     table = [line for line in out.splitlines() if line.startswith("| PRODEN")]
-    assert f"| {100 * got[0]['last']:.1f} ± 0.0 |" in table[0] and f"| {100 * best['last']:.1f} ±" in table[1]
+    assert f"| {100 * got[0]['last']:.1f} |" in table[0] and f"| {100 * best['last']:.1f} |" in table[1]
     equal = ["--equal", "PRODEN + IRNet", "--methods", "PRODEN", "PRODEN + IRNet"]
     argv[argv.index("--methods") : argv.index("--cells")] = equal
     assert main(argv) == 0 and "arena-equal.md" in capsys.readouterr().out  # PRODEN's own epochs, then equal ones

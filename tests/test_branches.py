@@ -41,6 +41,13 @@ def test_the_command_goes_on_where_it_was_and_prints_the_best_tau(monkeypatch, c
     assert "seed 3" not in again and again.strip() in first
 
 
+def test_what_a_branch_cannot_do_is_refused_and_a_missing_e0_is_said(capsys):
+    words = "branches --choices preset --bases proden --q 0.3 --eta 0.3 --seeds 3 --out o --options".split()
+    for more in (["--open-set", "keep"], ["--val", "test"]):
+        assert main([*words, *SHORT, *more]) == 2 and "branches: --open-set" in capsys.readouterr().err
+    assert main([*words, *TOY, "--epochs", "2"]) == 0 and "seed 3: e0 was not found" in capsys.readouterr().out
+
+
 def test_the_table_by_hand():
     line = dict(base="pico", q=0.3, eta=0.1)
     ends = {"auto": (0.9, 0.8), "tau 0": (0.7, 0.9), "tau 0.01": (0.95, 0.85)}

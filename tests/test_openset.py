@@ -54,6 +54,9 @@ def test_rates_and_files_that_cannot_be_get_one_line(capsys):
     with pytest.raises(SystemExit):
         openset.main(["--rates", "0"])
     assert "above 0, below 1" in capsys.readouterr().err
+    for more in (["--tau", "auto"], ["--irnet", "plus"]):
+        assert main(["open-set", "--out", "o", "--options", "--epochs", "3", "--e0", "2", *more]) == 2
+        assert "--tau auto" in capsys.readouterr().err
 
 
 def test_the_command_goes_on_where_it_was(capsys):

@@ -67,6 +67,28 @@ def test_table_7_has_our_cells_and_the_papers(quick, capsys):
     assert quick == [Path(folders[1])] and Path("o/digits/table7.md").read_text() == text
 
 
+def test_unequal_seeds_are_not_compared():
+    """Three seeds alone, one with IRNet, which is below on the seed of both."""
+    grid = Grid("digits", [0, 1, 2], Path("o"), "", [])
+    lines = tables.table2(grid)
+    alone, irnet = (grid.ask("digits", "cc", corrects, 0.1, 0.1) for corrects in (False, True))
+    for folder, last in zip([*alone, irnet[0]], (0.90, 0.70, 0.75, 0.85), strict=True):
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(json.dumps(dict(last=last, best=last, gap=0.0)))
+    text = "\n".join(lines())
+    assert "in 0 of 0 cells" in text and "85.0" in text and "**" not in text
+    for folder, last in zip(irnet[1:], (0.8, 0.9), strict=True):
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(json.dumps(dict(last=last, best=last, gap=0.0)))
+    text = "\n".join(lines())
+    assert "on best in 1 of 1 cells, on last in 1 of 1 cells" in text and "**85.0 ± 5.0**" in text
+
+
+def test_the_noise_table_needs_a_held_out_part(capsys):
+    assert paper.main(["noise", "--preset", "released", "--out", "o"]) == 2
+    assert "holds nothing out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("name", "runs"), [("table2", 324), ("table3", 63), ("table4", 18), ("table5", 54)])
 def test_the_grids_have_the_papers_cells(name, runs):
     grid = Grid("digits", [0, 1, 2], Path("o"), "", [])
