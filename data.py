@@ -82,8 +82,10 @@ class Dataset:
         by_votes = "score by the votes of the test samples" if self.voted_tests else "test accuracy"
         return by_votes if self.scored is None else "score on set-aside samples"
 
-    def check(self, arch: str, name: str) -> None:
-        """Whether a network of this kind can take it."""
+    def check(self, arch: str, name: str, folds: int = 0) -> None:
+        """Whether a network of this kind can take it, and its samples so many parts."""
+        if folds > len(self.images):
+            raise InputError(f"--folds {folds}: there are only {len(self.images)} training samples")
         if self.features and arch != "mlp":
             raise InputError(f"--arch {arch}: {name} has features, not images; use --arch mlp")
         if arch in ("cnn", "wide") and self.images.shape[-1] < 8:

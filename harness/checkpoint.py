@@ -12,6 +12,7 @@ import pickle
 import torch
 
 from harness import InputError
+from harness.ranks import say
 
 DIGEST = 32  # bytes at the end of a checkpoint
 PARTS = ("network", "optimizer", "base", "refine", "precision")
@@ -83,7 +84,9 @@ def restore(state: dict, learner, samples, fingerprint: str) -> tuple[list[dict]
     for name in PARTS:
         getattr(learner, name).load_state_dict(state.get(name, {}))
     for name, views in _drawing(learner).items():
-        if name in state:  # older checkpoints have the first alone
+        if name in state:
             views.generator.set_state(state[name].cpu())
+        elif learner.refine.started:
+            say(f"note: an older version's checkpoint, without {name}: the run goes on, but not to the bit")
     torch.set_rng_state(state["torch_generator"].cpu())
     return json.loads(state["rows"]), json.loads(state.get("histograms", "[]"))

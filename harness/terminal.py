@@ -157,6 +157,8 @@ class Screen:
         self.say(f"  network  {c.arch}, {encoders}, {million:.2f} M parameters, on {c.device}{threads}{precision}")
         self.say(f"  plan     {c.epochs} epochs of {self.steps} steps of {c.batch_size}; {what}")
         self.say(f"  e0       {rule}; the curve is from {curve}")
+        if c.careful and c.val == "test":
+            self.say(f"  note     with --val test the noise report's guard cannot look: tau stays {tau}")
         if watched.earliest >= c.epochs and not c.no_irnet:
             self.say("           too few epochs to find it, so nothing will be corrected: --e0 N, or more --epochs")
         if learner.base.starts > c.epochs:

@@ -312,6 +312,19 @@ def test_a_folder_that_another_run_has_taken_is_left_to_it(monkeypatch, capsys):
     keep[0].close()
 
 
+def test_a_checkpoint_of_an_older_version_goes_on_and_says_that_it_is_not_exact(monkeypatch, capsys):
+    stopping_at(monkeypatch, 5 + 5 + 6 + 3)
+    argv = [*FILES, "--base", "cc", "--epochs", "5"]
+    assert train.main([*argv, "--out", "r"]) == 143
+    path = Path("r/checkpoint.pt")
+    state = checkpoint.unpack(path.read_bytes())
+    del state["irnet_generator"]
+    path.write_bytes(checkpoint.pack(state))
+    capsys.readouterr()
+    assert train.main([*argv, "--out", "r", "--resume"]) == 0
+    assert "older version" in capsys.readouterr().out and len(rows("r")) == 5
+
+
 def test_resume_finds_the_run_with_this_configuration(monkeypatch):
     for lr in ("0.02", "0.05"):  # both without --out: the second one is numbered
         stopping_at(monkeypatch, 8)

@@ -65,6 +65,13 @@ def test_the_run_is_the_same_but_for_what_it_says(monkeypatch, capsys):
     assert train.main([*argv, "--folds", "2", "--out", "whole"]) == 0 and same_run("r", "whole")
 
 
+def test_more_folds_than_samples_get_one_line(capsys):
+    x, y = features(30)
+    np.savez("few.npz", x_train=x[:12], annotators=np.stack([y[:12]] * 3, 1), x_test=x[12:], y_test=y[12:])
+    assert train.main("--dataset few.npz --base cc --folds 100 --out r".split()) == 2
+    assert "only 12 training samples" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("folds", ["1", "101", "-2"])
 def test_a_number_of_folds_that_makes_no_sense(folds, capsys):
     crowd_file()

@@ -8,7 +8,7 @@ import torch
 
 import models
 import train
-from conftest import TOY, features_and_sets, goes_on_as, rows, summary
+from conftest import TOY, features_and_sets, goes_on_as, prepared, rows, summary
 from harness import options
 from paper import baselines, plus, tau, votes
 
@@ -168,6 +168,21 @@ def test_the_command_corrects_and_resumes(base, monkeypatch):
     assert train.main([*argv, "--out", "whole"]) == 0
     assert sum(row["corrections"] for row in rows("whole")) > 0
     assert goes_on_as("whole", argv, 8, monkeypatch)
+
+
+def test_in_a_run_it_gets_the_bases_weights_and_mixes_the_weak_view(monkeypatch):
+    """Taking back edits the weights that the base trains with; the last of PiCO's views is a strong one."""
+    _, learner, samples = prepared([*TOY, *"--base pico --e0 1 --irnet plus --tau 0".split()])
+    seen, weak = [], []
+    view, mixed, begin = learner.views.view, learner.refine.mixed, learner.refine.begin_epoch
+    monkeypatch.setattr(learner.views, "view", lambda kind, x: weak.append((kind, got := view(kind, x))) or got)
+    monkeypatch.setattr(learner.refine, "mixed", lambda n, x, *more: seen.append(x) or mixed(n, x, *more))
+    monkeypatch.setattr(learner.refine, "begin_epoch", lambda look, w=None: seen.append(w) or begin(look, w))
+    learner.refine.end_epoch(0.5)
+    train.train_epoch(learner, samples, 2, 4, 0.02)
+    assert seen[0] is learner.base.weights
+    views = [x for kind, x in weak if kind == "w"]
+    assert len(seen) - 1 == len(views) > 2 and all(a is b for a, b in zip(seen[1:], views, strict=True))
 
 
 def test_the_command_says_why_nothing_is_corrected(monkeypatch, capsys):
