@@ -94,8 +94,9 @@ GROUPS = {
         Option("e0", "the correction epoch: auto (found), or its number", "auto"),
         Option("e0_rule", "smoothed (the release's), knee, paper; auto: knee under 100 epochs", "auto", RULES),
         Option("window", "of the rule; 0 is epochs/10, at least 10, and for the knee epochs/8", C=0, many=3),
-        Option("val", "of e0: held-out predictions in their sets; or test accuracy (leaks)", "holdout", VALS),
-        Option("weights_after", "weight of a label moved in: f(label), or", "value", ("value", "uniform", "1/C")),
+        Option("val", "curve behind e0: held-out predictions in sets; test accuracy (leaks)", "holdout", VALS),
+        Option("weights_after", "weight of a label moved in; value: f(label); uniform: as all in its set", "value",
+               ("value", "uniform", "1/C")),
         Option("f", "f in Eq. 4; auto: prototypes for pico, else the classifier", "auto", FS),
         Option("form", "mae, mse, sce on a set: the mean over it, or the set as soft target", "average", FORMS),
         Option("variant", "released: log as cc, rc as proden, pico+ by its queue", VARIANTS[0], VARIANTS),
@@ -107,7 +108,7 @@ GROUPS = {
                "[0, inf)", C=1),
         Option("queue", "keys kept for contrast", C=8192, small=1024),
         Option("key_momentum", "of the key encoder", None, "[0, 1)", C=0.999, small=0.99),
-        Option("phi", "label weights kept in the first, the last epoch", None, "[0, 1]", C=(0.95, 0.8), count=2,
+        Option("phi", "share of label weights kept, at first, at last", None, "[0, 1]", C=(0.95, 0.8), count=2,
                small=(0.99, 0.6), narrow=(0.95, 0.6)),
         Option("prototype_momentum", "of the prototypes", None, "[0, 1)", C=0.99),
     ),
@@ -123,19 +124,19 @@ GROUPS = {
         Option("flip", "probability of a horizontal flip; auto: 0.5 for colour images, 0 for grey", None, "[0, 1]",
                number, C=0.5, small="auto"),
         Option("seed", "of everything random", 0, "[0, 9223372036854775807]"),
-        Option("device", "auto: the best there is", "auto", ("auto", "cpu", "cuda", "mps")),
+        Option("device", "auto: cuda or cpu; mps only if named", "auto", ("auto", "cpu", "cuda", "mps")),
         Option("amp", "auto: bf16 where card or CPU (from 28x28 on) has it, else fp16 on a card", "auto", AMPS),
         Option("compile", "torch.compile the networks and the augmentation", False),
         Option("threads", "of the CPU; 0 is torch's choice", None, "[0, 1024]", O=0),
-        Option("test_every", "epochs between looks at the test set; 0: 1, from 5,000 samples on 2", 0, "[0, inf)"),
-        Option("transductive_every", "the same, all training samples; 0: 1, from 5,000 on last", 0, "[0, inf)"),
+        Option("test_every", "epochs between looks at the test set; 0: 1, from 5,000 samples 2", 0, "[0, inf)"),
+        Option("transductive_every", "the same, all training samples; 0: 1, from 5,000 at the end", 0, "[0, inf)"),
     ),
     "run": (
         Option("snapshots", "epochs whose margins and test features are kept", (), type=int, count="+", kept=False),
         Option("out", "folder of the run (default runs/<what it is>)", type=str, kept=False),
         Option("resume", "go on with an interrupted run, exactly", False, kept=False),
         Option("overwrite", "replace the run that the folder holds", False, kept=False),
-        Option("keep_e0", "keep the checkpoint of e0 as e0.pt: the base alone may begin there", False, kept=False),
+        Option("keep_e0", "keep the checkpoint of e0 as e0.pt: python -m paper goes on from it", False, kept=False),
         Option("save_every", "epochs between checkpoints; one more when stopped", 1, "[1, inf)", kept=False),
     ),
 }  # fmt: skip
@@ -191,13 +192,17 @@ def parse(argv: list[str] | None) -> dict:
             said = "" if o.default in (None, (), False) or "(default" in o.help else f" (default {o.default})"
             choices = o.allowed if isinstance(o.allowed, tuple) else None
             show = None if choices else {int: "N", float: "X", number: "X", str: "NAME"}.get(o.type)
+            show = dict(e0="N", out="DIR", data="DIR", decisions="FILE").get(o.name, show)
             more = dict(type=o.type, nargs=o.count, metavar=show, choices=choices)
             more = dict(action="store_true", default=None) if o.type is bool else more
             add(*flags, dest=o.name, help=o.help + said, **more)
     found, unknown = parser.parse_known_args(argv)
+    if unknown and not unknown[0].startswith("-"):
+        parser.error(f"{unknown[0]}: not expected here; a value follows its option, as in --dataset digits")
     if unknown:
         parser.error(nearest("option", unknown[0].split("=")[0], list(parser._option_string_actions), listed=False))
-    return {"dataset": "digits", "base": "pico"} | {k: v for k, v in vars(found).items() if v is not None}
+    given = {"dataset": "digits", "base": "pico"} | {k: v for k, v in vars(found).items() if v is not None}
+    return given | dict(base=given["base"].lower())
 
 
 def check_given(given: dict) -> dict:
@@ -205,7 +210,7 @@ def check_given(given: dict) -> dict:
     dataset, base, path = given["dataset"], given["base"], Path(given["dataset"])
     is_own = dataset not in PRESETS
     if is_own and not (is_table(path) or path.suffix.lower() == ".npz" or path.is_dir()):
-        known = [*PRESETS, "a .csv or .tsv table", "an .npz", "a folder of .npy files"]
+        known = [*PRESETS, "a .csv or .tsv table", "an .npz", "a folder of .npy files or of class folders"]
         raise InputError(nearest("--dataset", dataset, known))
     if base not in BASES:
         raise InputError(nearest("--base", base, list(BASES)))
@@ -312,7 +317,7 @@ def check(c: dict) -> dict:
         "out": (c["out"] != "", "a folder's name"),
         "queue": (
             c["base"] not in PICO_FAMILY or c["batch_size"] <= c["queue"] <= 10**7,
-            "from --batch-size to ten million",
+            f"from --batch-size, {c['batch_size']}, to ten million",
         ),
         "folds": (c["folds"] == 0 or 2 <= c["folds"] <= 100, "0 (none) or from 2 to 100"),
         "snapshots": (all(1 <= e <= epochs for e in c["snapshots"]), f"epochs from 1 to {epochs}"),
@@ -358,18 +363,19 @@ def changed(c, features: bool = False) -> dict:
 
 def preset_table() -> str:
     """The presets for --help."""
-    columns = PRESETS | {"there": MANY | dict(proto_start=0), "narrow": NARROW, "elsewhere": SMALL}
+    columns = PRESETS | {"small (1)": MANY | dict(proto_start=0), "narrow": NARROW, "small (2)": SMALL}
     rows = {name: [str(column[name]).strip("()") for column in columns.values()] for name in LARGE}
     tau = [f"  {name:9s} q = {q:<5} {str(row)[1:-1]}" for name, t in TAU.items() for q, row in t.items()]
     return "\n".join([
-        "defaults by dataset; with another --arch the last columns: cnn, wide and mlp on kmnist and fashion",
-        "(there), narrow everywhere, cnn, wide and mlp elsewhere. The letters say where the values of the large",
-        "runs are from: P the paper, C the released code, O ours, as all of digits and of the last columns. One's",
-        "own data: as the last column; resnet18 on them as on cifar10, on digits with 40 epochs. On kmnist and",
-        "fashion --proto-start is 0 with every network.\n",
+        "defaults by dataset; with another --arch the last columns: small (1) is cnn, wide and mlp on kmnist and",
+        "fashion, small (2) the same elsewhere and one's own data. The letters say where the values of the large",
+        "runs are from: P the paper, C the released code, O ours, as all of digits and of the last columns.",
+        "resnet18 on one's own data: as on cifar10; on digits with 40 epochs. On kmnist and fashion --proto-start",
+        "is 0 with every network.\n",
         " " * 25 + "".join(name.rjust(11) for name in columns),
         *(f"  {OPTIONS[k].source} {flag(k):21s}" + "".join(v.rjust(11) for v in row) for k, row in rows.items()),
         "\n--tau where f is pico's prototypes (C), for eta = 0.1, 0.2, 0.3; the nearest q and eta count:\n",
         *tau,
+        "  fashion, digits and one's own, resnet18: kmnist's rows; sets of one's own: 0.01",
         f"  small networks: {TAU_SMALL} (O); where f is the classifier: 0.3, from q = 0.4 on 0.2 (O)",
     ])  # fmt: skip

@@ -110,10 +110,16 @@ def table(lines: list[dict]):
 
 def main(argv: list[str]) -> int:
     parser = Parser("python -m paper branches", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--choices", nargs="+", default=["alone", "preset", "auto", "grid"], choices=list(CHOICES))
-    parser.add_argument("--bases", nargs="+", default=list(TAUS), choices=list(TAUS))
-    parser.add_argument("--q", type=float, nargs="+", default=[0.3, 0.5])
-    parser.add_argument("--eta", type=float, nargs="+", default=[0.0, 0.1, 0.3])
+    parser.add_argument(
+        "--choices",
+        nargs="+",
+        default=["alone", "preset", "auto", "grid"],
+        choices=list(CHOICES),
+        help="what goes on after e0; quote names with a comma (default alone preset auto grid)",
+    )
+    parser.add_argument("--bases", nargs="+", default=list(TAUS), choices=list(TAUS), help="(default both)")
+    parser.add_argument("--q", type=float, nargs="+", default=[0.3, 0.5], help="(default 0.3 0.5)")
+    parser.add_argument("--eta", type=float, nargs="+", default=[0.0, 0.1, 0.3], help="(default 0 0.1 0.3)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11, 12, 13, 14], help="(default 10 to 14)")
     parser.add_argument("--out", type=Path, default=Path("reproduced"), help="folder (default reproduced)")
     parser.add_argument(

@@ -173,8 +173,12 @@ def table(lines: list[dict]):
 
 def main(argv: list[str]) -> int:
     parser = Parser("python -m paper open-set", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--kinds", nargs="+", default=["digits"], choices=["digits", "kmnist"])
-    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
+    parser.add_argument(
+        "--kinds", nargs="+", default=["digits"], choices=["digits", "kmnist"], help="(default digits)"
+    )
+    parser.add_argument(
+        "--rates", type=float, nargs="+", default=list(RATES), help="of strangers, above 0, below 1"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default 0 1 2)")
     parser.add_argument("--base", default="proden", help="(default proden)")
     parser.add_argument("--data", default="data", metavar="DIR", help="as train.py's --data")
