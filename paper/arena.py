@@ -68,8 +68,8 @@ def cifar(path: Path, source: Path) -> None:
             np.savez(path, **{name: file[name] for name in ("x_train", "y_train", "x_test", "y_test")})
     except (OSError, KeyError):
         raise InputError(
-            f"{source} is not there, or has no x_train, y_train, x_test, y_test: give --cifar FILE, or leave it out "
-            "with --cells"
+            f"{source} is not there, or has no x_train, y_train, x_test, y_test: give --cifar FILE, or --cells "
+            "without it"
         ) from None
 
 

@@ -202,3 +202,13 @@ def test_help_shows_every_option_and_the_presets(capsys):
     for name in options.OPTIONS:
         assert options.flag(name) in out, name
     assert "cifar100" in out and "8192" in out and "0.008" in out
+
+
+def test_a_base_may_be_written_as_the_pages_print_it():
+    assert options.configure(["--base", "PRODEN"]).base == "proden"
+
+
+def test_a_word_without_its_option_is_said_to_be_one(capsys):
+    with pytest.raises(SystemExit):
+        options.configure(["kmnist"])
+    assert "kmnist: not expected here" in capsys.readouterr().err
