@@ -128,8 +128,8 @@ GROUPS = {
         Option("amp", "auto: bf16 where card or CPU (from 28x28 on) has it, else fp16 on a card", "auto", AMPS),
         Option("compile", "torch.compile the networks and the augmentation", False),
         Option("threads", "of the CPU; 0 is torch's choice", None, "[0, 1024]", O=0),
-        Option("test_every", "epochs between looks at the test set; 0: 1, from 5,000 samples 2", 0, "[0, inf)"),
-        Option("transductive_every", "the same, all training samples; 0: 1, from 5,000 at the end", 0, "[0, inf)"),
+        Option("test_every", "epochs between looks at the test set; 0: 1, or 2 from 5,000 on", 0, "[0, inf)"),
+        Option("transductive_every", "the same, all training samples; 0: 1, or last from 5,000 on", 0, "[0, inf)"),
     ),
     "run": (
         Option("snapshots", "epochs whose margins and test features are kept", (), type=int, count="+", kept=False),

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import statistics
 import sys
 from pathlib import Path
@@ -171,9 +170,9 @@ def table(results: dict[str, dict[str, tuple[list[float], float] | None]]):
             continue
         shown = [tables.cell(r[0]) if (r := row.get(c)) else "-" for c in cells]
         mean = f"{statistics.mean(statistics.mean(row[c][0]) for c in shared):.2f}" if shared else "-"
-        cost = statistics.mean(row[c][1] for c in shared) if shared else math.nan
+        cost = f"{statistics.mean(row[c][1] for c in shared):.0f}" if shared else "-"
         wins = ["-", "-"] if "best tau" in name else [str(first[name]), str(near[name])]
-        yield f"| {name} | {' | '.join([*shown, mean, *wins, f'{cost:.0f}'])} |"
+        yield f"| {name} | {' | '.join([*shown, mean, *wins, cost])} |"
 
 
 def main(argv: list[str]) -> int:
