@@ -280,9 +280,11 @@ def noise(grid):
             covered += [low <= y <= high for (low, high), y in zip(intervals, truth, strict=True)]
             shown = ", ".join(f"{low:.0f} to {high:.0f}" for low, high in intervals)
             yield f"| {q:g}, {eta:g} | {cell(truth)} | {cell(estimated)} | {shown} |"
+        if not errors:
+            return
         yield (
             f"\nOver {len(errors)} runs the mean absolute error is {mean(errors):.1f} points, the "
-            f"largest {max(errors, default=math.nan):.1f}; the interval covers the truth in {sum(covered)} of "
+            f"largest {max(errors):.1f}; the interval covers the truth in {sum(covered)} of "
             f"{len(covered)}."
         )
 

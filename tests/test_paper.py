@@ -87,6 +87,8 @@ def test_unequal_seeds_are_not_compared():
 def test_the_noise_table_needs_a_held_out_part(capsys):
     assert paper.main(["noise", "--preset", "released", "--out", "o"]) == 2
     assert "holds nothing out" in capsys.readouterr().err
+    assert paper.main(["noise", "--jobs", "0", "--out", "o"]) == 0  # of no finished run there is no mean
+    assert "| - | - |" in (out := capsys.readouterr().out) and "nan" not in out
 
 
 @pytest.mark.parametrize(("name", "runs"), [("table2", 324), ("table3", 63), ("table4", 18), ("table5", 54)])
